@@ -1,0 +1,21 @@
+"""Quasar: speculative decoding with quantized verification, whose output is exactly what it says it is."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from quasar.hookspecs import hookimpl
+from quasar.types import Chunk, Draft, GenerationResult, Verdict, Verification
+
+if TYPE_CHECKING:
+    from quasar.pipeline import Pipeline
+
+__version__ = "0.1.0"
+__all__ = ["Chunk", "Draft", "GenerationResult", "Pipeline", "Verdict", "Verification", "hookimpl"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Pipeline":  # imports torch, which plug-ins and `quasar --help` should not wait for
+        return import_module("quasar.pipeline").Pipeline
+    raise AttributeError(f"module 'quasar' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""``python -m quasar``."""
+
+from quasar.cli import main
+
+main()

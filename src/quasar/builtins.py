@@ -1,0 +1,41 @@
+"""The strategies that come with Quasar, registered like anybody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quasar.hookspecs import Factory, hookimpl
+
+
+@hookimpl
+def quasar_drafters() -> Mapping[str, Factory]:
+    return {
+        "ngram": "quasar.drafters.ngram:NgramDrafter",
+        "none": "quasar.drafters.none:EmptyDrafter",
+    }
+
+
+@hookimpl
+def quasar_verifiers() -> Mapping[str, Factory]:
+    return {"causal_lm": "quasar.verifiers.causal_lm:CausalLMVerifier"}
+
+
+@hookimpl
+def quasar_quantizers() -> Mapping[str, Factory]:
+    return {
+        "w8a8": "quasar.quantizers.w8a8:W8A8Quantizer",
+        "none": "quasar.quantizers.none:NoQuantizer",
+    }
+
+
+@hookimpl
+def quasar_policies() -> Mapping[str, Factory]:
+    return {"greedy": "quasar.policies.greedy:GreedyPolicy"}
+
+
+@hookimpl
+def quasar_kernels() -> Mapping[str, Factory]:
+    return {
+        "reference": "quasar.kernels.reference:ReferenceKernel",
+        "torch": "quasar.kernels.torch_int8:TorchInt8Kernel",
+    }

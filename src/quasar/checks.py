@@ -1,0 +1,47 @@
+"""What the loop checks of strategies that others wrote, so that a fault is named where it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quasar.errors import NumericalError, PluginError
+from quasar.protocols import Drafter, DraftSession, Need, Verifier, VerifySession
+from quasar.signatures import check_signatures
+from quasar.types import Draft, Verification
+
+
+def start_drafting(drafter: Drafter, prompt_ids: Sequence[int]) -> DraftSession:
+    """Start a draft session and check that it is one."""
+    session = drafter.start(prompt_ids)
+    check_signatures(DraftSession, session, f"what {type(drafter).__name__}.start returned")
+    return session
+
+
+def start_verifying(verifier: Verifier, prompt_ids: Sequence[int], needs: frozenset[Need]) -> VerifySession:
+    """Start a verify session and check that it is one."""
+    session = verifier.start(prompt_ids, needs)
+    check_signatures(VerifySession, session, f"what {type(verifier).__name__}.start returned")
+    return session
+
+
+def checked_verification(verification: Verification, draft: Draft, verifier: Verifier) -> Verification:
+    """Return ``verification`` if its logits are ``[k+1, V]`` and a token can be chosen from every row.
+
+    Waits for the device, so that the seconds of a verification are counted as such.
+
+    Raises:
+        PluginError: Wrong shape.
+        NumericalError: A row holds NaN or +inf, or nothing but -inf.
+    """
+    name, shape = type(verifier).__name__, tuple(verification.logits.shape)
+    expected = (len(draft) + 1, verifier.vocab_size)
+    if shape != expected:
+        raise PluginError(f"{name} returned logits of shape {list(shape)}, expected [k+1, V] = {list(expected)}")
+    largest = verification.logits.amax(dim=-1).tolist()  # NaN and +inf propagate; all -inf stays -inf
+    for position, value in enumerate(largest):
+        if not -float("inf") < value < float("inf"):
+            raise NumericalError(
+                f"{name} returned logits whose largest value is {value} at position {position} of a block of "
+                f"{len(largest)}: no token can be chosen from them (non-finite weights, or float16 overflow?)"
+            )
+    return verification

@@ -1,0 +1,217 @@
+"""The command line: parsing and printing only. torch is imported when a model is needed, not before."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quasar import __version__
+from quasar.errors import QuasarError
+
+if TYPE_CHECKING:
+    from quasar.types import GenerationResult
+
+
+def main() -> None:
+    """Run the command line. Exit status: 0 fine, 2 a user's mistake (one line), 1 our fault (traceback)."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a console that cannot show a character must not end the program
+    try:
+        status = cli.main(prog_name="quasar", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; Python must not fail again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except (QuasarError, click.ClickException) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        print(f"quasar: {' '.join(message.split())}", file=sys.stderr)
+        status = 2
+    except (click.Abort, KeyboardInterrupt):
+        status = 130
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    sys.exit(status or 0)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="quasar")
+def cli() -> None:
+    """Decode a causal language model faster, with output that is exactly what it is said to be."""
+
+
+@cli.command()
+@click.argument("prompt")
+@click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
+@click.option("--drafter", default="ngram", show_default=True, help="What proposes tokens, as name:option=value,…")
+@click.option("--quantizer", default="w8a8", show_default=True, help="What makes the target; none: the full model.")
+@click.option("--policy", default="auto", show_default=True, help="What accepts tokens.")
+@click.option("--verifier", default="causal_lm", show_default=True, help="What runs the target.")
+@click.option("--exact-to", type=click.Choice(["quantized", "full"]), default="quantized", show_default=True)
+@click.option("--max-new-tokens", type=int, default=128, show_default=True)
+@click.option("--temperature", type=float, default=0.0, show_default=True)
+@click.option("--top-k", type=int, default=None)
+@click.option("--top-p", type=float, default=None)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--stop", multiple=True, help="End before this string; may be given several times.")
+@click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
+@click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
+@click.option("--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl.")
+@click.option("--no-speculation", is_flag=True, help="Decode with the target alone, one token a step.")
+@click.option("--compare", is_flag=True, help="Decode once more without speculation and compare the tokens.")
+@click.option("--raw", is_flag=True, help="Do not apply the model's chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def generate(
+    prompt: str, no_speculation: bool, compare: bool, as_json: bool, **options: Any
+) -> None:
+    """Answer PROMPT ("-": read it from standard input)."""
+    from quasar.pipeline import Pipeline
+    from quasar.progress import tracked_by
+
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    names = ("drafter", "quantizer", "policy", "verifier", "exact_to", "calibration", "dtype", "device")
+    strategies = {name: options.pop(name) for name in names}
+    with tracked_by(_progress_bar()):
+        pipeline = Pipeline.from_pretrained(options.pop("model"), **strategies)
+    settings = options
+    if no_speculation:
+        result = pipeline.reference(prompt, **settings)
+        if not as_json:
+            print(result.text)
+    else:
+        stream = pipeline.stream(prompt, **settings)
+        for chunk in stream:
+            if not as_json:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+        result = stream.result
+        if not as_json:
+            print()
+    reference = pipeline.reference(prompt, **settings) if compare and not no_speculation else None
+    if as_json:
+        print(json.dumps(_as_json(result, reference, {**pipeline.description, **settings})))
+    else:
+        _print_summary(result, reference)
+
+
+def _progress_bar() -> Any:
+    import rich.console
+    import rich.progress
+    import transformers
+
+    console = rich.console.Console(stderr=True)
+    if not console.is_terminal:
+        transformers.utils.logging.disable_progress_bar()
+
+    def bar(items: Any, description: str) -> Any:
+        return rich.progress.track(
+            items, description, console=console, transient=True, disable=not console.is_terminal
+        )
+
+    return bar
+
+
+def _as_json(result: GenerationResult, reference: GenerationResult | None, config: dict[str, Any]) -> dict[str, Any]:
+    fields = {
+        "text": result.text,
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason,
+        "guarantee": result.guarantee,
+        "stats": result.stats,
+        "config": config,
+    }
+    if reference is not None:
+        fields["reference"] = {
+            "identical": result.token_ids == reference.token_ids,
+            "token_ids": list(reference.token_ids),
+            "stats": reference.stats,
+        }
+    return fields
+
+
+def _print_summary(result: GenerationResult, reference: GenerationResult | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=True, highlight=False)
+    table = Table("", "tokens", "steps", "acceptance length", "drafted", "accepted", "tokens/s")
+    rows = {"this run": result} if reference is None else {"speculative": result, "one token a step": reference}
+    for name, row in rows.items():
+        stats = row.stats
+        table.add_row(
+            name,
+            str(stats["emitted_tokens"]),
+            str(stats["steps"]),
+            f"{stats['mean_acceptance_length']:.2f}",
+            str(stats["drafted_tokens"]),
+            str(stats["accepted_tokens"]),
+            f"{stats['tokens_per_second']:.1f}",
+        )
+    console.print()
+    console.print(table)
+    if reference is not None:
+        console.print(_comparison(result.token_ids, reference.token_ids))
+    console.print(f"guarantee: {result.guarantee}", soft_wrap=True)
+
+
+def _comparison(tokens: tuple[int, ...], reference: tuple[int, ...]) -> str:
+    if tokens == reference:
+        return f"identical: all {len(tokens)} tokens equal those of the target decoded one token a step"
+    pairs = zip(tokens, reference, strict=False)
+    fork = next((i for i, (token, other) in enumerate(pairs) if token != other), min(len(tokens), len(reference)))
+    return f"NOT identical: the tokens differ from position {fork} on"
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+@click.option("--strict", is_flag=True, help="Exit with 2 if a plug-in is broken or a name is taken twice.")
+def plugins(as_json: bool, strict: bool) -> None:
+    """List the installed strategies, and the plug-ins that could not be loaded."""
+    from quasar.registry import Registry
+    from quasar.plugins import load_plugins
+
+    registry = Registry(load_plugins())
+    rows = [_row(entry.kind, entry.name, entry.origin, "ok") for entry in registry.entries()]
+    rows += [_row(s.entry.kind, s.entry.name, s.entry.origin, "shadowed", str(s)) for s in registry.shadowed]
+    rows += [
+        _row("plug-in", plugin.origin.entry_point, plugin.origin, "broken", str(plugin.error))
+        for plugin in registry.plugins
+        if plugin.error is not None
+    ]
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        _print_plugins(rows)
+    if strict and (problems := registry.problems()):
+        raise QuasarError(f"{len(problems)} problem(s): {'; '.join(problems)}")
+
+
+def _row(kind: str, name: str, origin: Any, status: str, cause: str | None = None) -> dict[str, str | None]:
+    return {
+        "kind": kind,
+        "name": name,
+        "origin": origin.distribution,
+        "version": origin.version,
+        "entry_point": origin.entry_point,
+        "status": status,
+        "cause": cause,
+    }
+
+
+def _print_plugins(rows: list[dict[str, str | None]]) -> None:
+    columns = ("kind", "name", "origin", "version", "status")
+    widths = [max(len(column), *(len(row[column] or "") for row in rows)) for column in columns]
+    for row in ({column: column.upper() for column in columns}, *rows):
+        cells = [(row[column] or "").ljust(width) for column, width in zip(columns, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+    for row in rows:
+        if row.get("cause"):
+            print(f"\n{row['status']}: {row['cause']}")

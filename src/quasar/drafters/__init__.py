@@ -1,0 +1,1 @@
+"""Drafters: each a strategy in a file of its own."""

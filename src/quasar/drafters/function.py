@@ -1,0 +1,38 @@
+"""A plain function as a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from quasar.protocols import Need
+from quasar.types import Draft, Verification
+
+
+class FunctionDrafter:
+    """Adapts ``propose(token_ids, k) -> token ids``.
+
+    Args:
+        propose: Called with a copy of all tokens so far (prompt and output) and with how many to propose at most.
+    """
+
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, propose: Callable[[list[int], int], Iterable[int]]) -> None:
+        self._propose = propose
+
+    def start(self, prompt_ids: Sequence[int]) -> FunctionSession:
+        return FunctionSession(self._propose, prompt_ids)
+
+
+class FunctionSession:
+    """The tokens of one sequence, and the function that continues them."""
+
+    def __init__(self, propose: Callable[[list[int], int], Iterable[int]], prompt_ids: Sequence[int]) -> None:
+        self._propose = propose
+        self._token_ids = list(prompt_ids)
+
+    def propose(self, max_tokens: int) -> Draft:
+        return Draft(self._propose(list(self._token_ids), max_tokens))
+
+    def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
+        self._token_ids.extend(token_ids)

@@ -1,0 +1,40 @@
+"""The oracle of all kernels: plain arithmetic on any device, slow."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quasar.kernels.activations import quantize_rows
+from quasar.quantizers.weight import QuantizedWeight
+
+
+class ReferenceKernel:
+    """Executes every weight by the definition of :class:`QuantizedWeight`, without a claim to speed."""
+
+    speed = 0
+
+    def refuses(self, weight: QuantizedWeight) -> str | None:
+        return None
+
+    def prepare(self, weight: QuantizedWeight) -> ReferenceExecutor:
+        return ReferenceExecutor(weight)
+
+
+class ReferenceExecutor:
+    """Products in float64. Integers times integers are exact there, hence the same for every width."""
+
+    def __init__(self, weight: QuantizedWeight) -> None:
+        self.weight = weight
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        weight, rows = self.weight, inputs.to(torch.float32)
+        if weight.activations == "none":
+            return (rows.double() @ weight.dequantize().double().T).to(inputs.dtype)
+        integers, row_scales = quantize_rows(rows)
+        if weight.group_size < weight.shape[1] or weight.zero_points is not None:
+            outputs = (integers.double() @ weight.dequantize().double().T).to(torch.float32)
+        else:
+            products = integers.double() @ weight.values.double().T
+            outputs = products.to(torch.float32) * weight.scales[:, 0]
+        return (outputs * row_scales).to(inputs.dtype)

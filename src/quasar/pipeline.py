@@ -1,0 +1,262 @@
+"""What a user holds: a target, the strategies that decode it faster, text in and text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+
+from quasar.decode import decode, reference_decode
+from quasar.detokenize import IncrementalText, TextStream
+from quasar.errors import InvalidRequestError
+from quasar.generation import Generation
+from quasar.guarantees import guarantee_of, guarantee_of_reference
+from quasar.models import load_model
+from quasar.prompts import Prompt, checked_prompt_ids, encode_prompt
+from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
+from quasar.quantizers.calibration import own_prompts, prompts_from
+from quasar.quantizers.none import NoQuantizer
+from quasar.registry import default_registry
+from quasar.request import Request, Settings
+from quasar.stats import DecodeStats
+from quasar.stopping import Criterion, Stopping
+from quasar.types import ExactTo, GenerationResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
+
+_CALIBRATION_TOKENS = 512
+
+
+class Pipeline:
+    """A target behind a verifier, a drafter and a policy; shared by any number of generations, also interleaved ones.
+
+    Args:
+        verifier: The target.
+        tokenizer: A transformers tokenizer, or ``None`` if only token ids go in and out.
+        drafter: Spec string, Drafter, or a function ``(token_ids, k) -> token ids``.
+        policy: Spec string or AcceptancePolicy; ``"auto"`` is greedy.
+        exact_to: What the verifier's target is, for the guarantee: ``"quantized"`` or ``"full"``.
+        target_name: The target for a reader of the guarantee.
+        eos_token_ids: Where the model ends its output, unless a call says otherwise.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        drafter: DrafterLike = "ngram",
+        policy: str | AcceptancePolicy = "auto",
+        exact_to: ExactTo = "full",
+        target_name: str = "the target",
+        eos_token_ids: int | Iterable[int] | None = None,
+    ) -> None:
+        registry = default_registry()
+        self.verifier: Verifier = registry.build("verifier", verifier)
+        self.tokenizer = tokenizer
+        self.drafter: Drafter = registry.build("drafter", drafter)
+        self.policy: AcceptancePolicy = registry.build("policy", "greedy" if policy == "auto" else policy)
+        self.exact_to: ExactTo = exact_to
+        self.description: dict[str, Any] = {
+            "drafter": _spec_of(drafter),
+            "policy": _spec_of(policy),
+            "exact_to": exact_to,
+            "invariance": self.verifier.invariance,
+        }
+        self._target_name = target_name
+        self._eos_token_ids = eos_token_ids
+
+    @classmethod
+    def from_model(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        drafter: DrafterLike = "ngram",
+        quantizer: str | Quantizer = "w8a8",
+        policy: str | AcceptancePolicy = "auto",
+        exact_to: ExactTo = "quantized",
+        verifier: str | Callable[[PreTrainedModel], Verifier] = "causal_lm",
+        calibration: str | Path | Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Quantize a model that is loaded already (a copy; the model is left as it is) and build a pipeline on it.
+
+        Args:
+            quantizer: Spec string or Quantizer.
+            verifier: Spec string, or a function that makes a Verifier of the quantized model.
+            calibration: Prompts, or a file of them (see :func:`quasar.quantizers.calibration.prompts_from`);
+                ``None``: Quasar's own few. They are tokenized the way prompts are.
+
+        Raises:
+            InvalidRequestError: An option or combination that cannot be honoured.
+            UnsupportedModelError: The model cannot be quantized so, or cannot be rolled back.
+        """
+        registry = default_registry()
+        chosen: Quantizer = registry.build("quantizer", quantizer)
+        quantizes = not isinstance(chosen, NoQuantizer)
+        _check_exact_to(exact_to, quantizes)
+        # Refusals first: strategies are built before the long work of quantizing begins.
+        registry.build("drafter", drafter)
+        registry.build("policy", "greedy" if policy == "auto" else policy)
+        if not quantizes:
+            exact_to = "full"
+        prompts = _tokenized(calibration, tokenizer, model) if quantizes else None
+        quantized = chosen.quantize(model, prompts)
+        pipeline = cls(
+            registry.build("verifier", verifier, quantized) if isinstance(verifier, str) else verifier(quantized),  # type: ignore[arg-type]
+            tokenizer,
+            drafter=drafter,
+            policy=policy,
+            exact_to=exact_to,
+            target_name=f"the model quantized by {_spec_of(quantizer)}" if quantizes else "the model as it was given",
+            eos_token_ids=_eos_of(model, tokenizer),
+        )
+        pipeline.description |= {
+            "quantizer": _spec_of(quantizer),
+            "verifier": _spec_of(verifier),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(model.device),
+            "quantization": {k: v for k, v in chosen.describe().items() if k != "layers"},
+        }
+        return pipeline
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str,
+        *,
+        drafter: DrafterLike = "ngram",
+        quantizer: str | Quantizer = "w8a8",
+        policy: str | AcceptancePolicy = "auto",
+        exact_to: ExactTo = "quantized",
+        verifier: str | Callable[[PreTrainedModel], Verifier] = "causal_lm",
+        calibration: str | Path | Sequence[str] | None = None,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ) -> Pipeline:
+        """Load a model (see :func:`quasar.models.load_model`), quantize it and build a pipeline on it.
+
+        Raises:
+            ModelNotFoundError: Nothing is found under ``name``.
+            QuasarError: As for :meth:`from_model`.
+        """
+        loaded = load_model(name, dtype=dtype, device=device)
+        pipeline = cls.from_model(
+            loaded.model,
+            loaded.tokenizer,
+            drafter=drafter,
+            quantizer=quantizer,
+            policy=policy,
+            exact_to=exact_to,
+            verifier=verifier,
+            calibration=calibration,
+        )
+        pipeline.description = {"model": name, **pipeline.description}
+        return pipeline
+
+    def generate(self, prompt: Prompt, **settings: Unpack[Settings]) -> GenerationResult:
+        """Answer a text or chat messages; settings as in :class:`quasar.request.Request`."""
+        return self.stream(prompt, **settings).run()
+
+    def generate_ids(self, prompt_ids: Sequence[int] | torch.Tensor, **settings: Unpack[Settings]) -> GenerationResult:
+        """Continue token ids: a sequence, or an integer tensor ``[T]`` or ``[1, T]``."""
+        return self._start(checked_prompt_ids(prompt_ids), Request.of(settings)).run()
+
+    def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Generation:
+        """An iterator of chunks; after its end its ``result`` is what :meth:`generate` would have returned."""
+        request = Request.of(settings)
+        return self._start(encode_prompt(self.tokenizer, prompt, raw=request.raw), request)
+
+    def reference(self, prompt: Prompt | Sequence[int] | torch.Tensor, **settings: Unpack[Settings]) -> GenerationResult:
+        """The same with the target alone, one token a step; takes token ids as well."""
+        request = Request.of(settings)
+        is_text = isinstance(prompt, str) or (isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping))
+        prompt_ids = encode_prompt(self.tokenizer, prompt, raw=request.raw) if is_text else checked_prompt_ids(prompt)  # type: ignore[arg-type]
+        return self._start(prompt_ids, request, speculative=False).run()
+
+    def _start(self, prompt_ids: list[int], request: Request, *, speculative: bool = True) -> Generation:
+        self._check_fits(prompt_ids, request.max_new_tokens)
+        text = None if self.tokenizer is None else IncrementalText(self.tokenizer)
+        stopping = Stopping(
+            request.max_new_tokens,
+            eos_token_ids=self._eos_token_ids if request.eos_token_id == "model" else request.eos_token_id,
+            stop=request.stop,
+            criteria=[_as_criterion(criterion, prompt_ids) for criterion in request.stopping_criteria],
+            text=text,
+        )
+        stats = DecodeStats()
+        if speculative:
+            guarantee = guarantee_of(self.verifier, self.policy, self.exact_to, self._target_name)
+            emissions = decode(
+                prompt_ids,
+                drafter=self.drafter,
+                verifier=self.verifier,
+                policy=self.policy,
+                stopping=stopping,
+                stats=stats,
+            )
+        else:
+            guarantee = guarantee_of_reference(self.exact_to, self._target_name)
+            emissions = reference_decode(prompt_ids, verifier=self.verifier, stopping=stopping, stats=stats)
+        stream = None if text is None else TextStream(text, request.stop)
+        return Generation(emissions, stopping=stopping, stats=stats, text=stream, guarantee=guarantee)
+
+    def _check_fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
+        limit = self.verifier.max_length
+        if limit is not None and len(prompt_ids) + max_new_tokens > limit:
+            room = limit - len(prompt_ids)
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt_ids)} tokens and max_new_tokens={max_new_tokens}, but the model's context "
+                f"is {limit}; " + (f"at most {room} new tokens fit" if room > 0 else "shorten the prompt")
+            )
+
+
+def _check_exact_to(exact_to: str, quantizes: bool) -> None:
+    if exact_to not in ("quantized", "full"):
+        raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
+    if exact_to == "full" and quantizes:
+        raise InvalidRequestError(
+            "exact_to='full' with a quantizer is not supported yet; use exact_to='quantized', or quantizer='none', "
+            "whose target is the full model"
+        )
+
+
+def _tokenized(
+    calibration: str | Path | Sequence[str] | None, tokenizer: Any, model: PreTrainedModel
+) -> list[torch.Tensor] | None:
+    if tokenizer is None:
+        return None
+    if calibration is None:
+        calibration = own_prompts()
+    elif isinstance(calibration, str | Path):
+        calibration = prompts_from(calibration)
+    encoded = (encode_prompt(tokenizer, prompt)[:_CALIBRATION_TOKENS] for prompt in calibration)
+    return [torch.tensor([token_ids], device=model.device) for token_ids in encoded]
+
+
+def _eos_of(model: PreTrainedModel, tokenizer: Any) -> int | list[int] | None:
+    for holder in (model.generation_config, model.config.get_text_config(), tokenizer):
+        if (token_ids := getattr(holder, "eos_token_id", None)) is not None:
+            return token_ids  # type: ignore[no-any-return]
+    return None
+
+
+def _as_criterion(criterion: Criterion | StoppingCriteria, prompt_ids: list[int]) -> Criterion:
+    if not isinstance(criterion, StoppingCriteria):
+        return criterion
+
+    def adapted(new_ids: Sequence[int]) -> bool:
+        met = criterion(torch.tensor([[*prompt_ids, *new_ids]]), None)  # type: ignore[arg-type]
+        return bool(torch.as_tensor(met).all())
+
+    return adapted
+
+
+def _spec_of(strategy: object) -> str:
+    return strategy if isinstance(strategy, str) else getattr(strategy, "__name__", type(strategy).__name__)

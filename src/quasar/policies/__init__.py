@@ -1,0 +1,1 @@
+"""Acceptance policies: each a strategy in a file of its own."""

@@ -1,0 +1,22 @@
+"""Greedy verification: keep draft tokens while they are the target's argmax."""
+
+from __future__ import annotations
+
+from quasar.types import Draft, Verdict, Verification
+
+
+class GreedyPolicy:
+    """Accepts the leading draft tokens that equal the target's argmax; ties go to the lowest id.
+
+    Leviathan et al. 2023 (arXiv 2211.17192) at temperature → 0. Lossless: the output is the target's greedy output.
+    """
+
+    lossless = True
+
+    def decide(self, draft: Draft, verification: Verification) -> Verdict:
+        # torch documents that argmax returns the first of equal maxima: the lowest id.
+        best = verification.logits.argmax(dim=-1).tolist()
+        n_accepted = 0
+        while n_accepted < len(draft) and draft.token_ids[n_accepted] == best[n_accepted]:
+            n_accepted += 1
+        return Verdict(n_accepted, best[n_accepted])

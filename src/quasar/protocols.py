@@ -1,0 +1,138 @@
+"""The four strategies and their sessions, on one page, and the kernel that runs what a quantizer makes.
+
+A strategy holds what is shared (weights, options). A session holds what belongs to one sequence. Two sessions of one
+strategy may be alive at once and are used in any order, so nothing of a sequence may live on the strategy.
+
+Every step of the loop calls, in this order: ``DraftSession.propose``, ``VerifySession.verify``,
+``AcceptancePolicy.decide``, ``VerifySession.commit``, ``DraftSession.commit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from quasar.types import Draft, Verdict, Verification
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from quasar.quantizers.weight import QuantizedWeight
+
+Need = Literal["logits", "hidden_states"]
+Invariance = Literal["bitwise", "argmax", "none"]
+
+
+class DraftSession(Protocol):
+    """Proposes tokens for one sequence."""
+
+    def propose(self, max_tokens: int) -> Draft:
+        """Propose at most ``max_tokens`` (may be 0) tokens to follow what is committed; an empty draft is always legal.
+
+        What exceeds ``max_tokens`` or the target's vocabulary is cut off before verification.
+        """
+        ...
+
+    def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
+        """Take in the tokens that one step added (at least one), and what the target said of the last draft."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes cheaply. ``needs`` names what it wants to see of each verification (usually nothing)."""
+
+    needs: frozenset[Need]
+
+    def start(self, prompt_ids: Sequence[int]) -> DraftSession:
+        """Begin a sequence with a prompt of at least one token."""
+        ...
+
+
+class VerifySession(Protocol):
+    """Runs the target over one sequence. Between steps it has cached all committed tokens but the last."""
+
+    def verify(self, draft: Draft) -> Verification:
+        """Score a draft of k tokens (k may be 0) in one forward: ``[k+1, V]`` logits. Owned by the caller afterwards."""
+        ...
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Keep what one step added: n tokens, of which the first n-1 are the head of the draft; roll back the rest."""
+        ...
+
+
+class Verifier(Protocol):
+    """The target. ``vocab_size`` is V of its logits; ``max_length`` the longest sequence, ``None`` if unbounded.
+
+    ``invariance`` declares how a row of logits depends on the width of the forward: ``"bitwise"`` not at all,
+    ``"argmax"`` only in rounding (a near-tie may fall the other way), ``"none"`` no promise.
+    """
+
+    vocab_size: int
+    max_length: int | None
+    invariance: Invariance
+
+    def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> VerifySession:
+        """Begin a sequence with a prompt of at least one token.
+
+        Raises:
+            UnsupportedModelError: It cannot provide what ``needs`` names.
+        """
+        ...
+
+
+class AcceptancePolicy(Protocol):
+    """Decides how much of a draft is kept. ``lossless``: the output is distributed exactly as the target's own."""
+
+    lossless: bool
+
+    def decide(self, draft: Draft, verification: Verification) -> Verdict:
+        """Judge a draft of k tokens (k may be 0) by its ``[k+1, V]`` logits, which are finite. Mutates neither."""
+        ...
+
+
+class Quantizer(Protocol):
+    """Makes the quantized copy of a model."""
+
+    def quantize(self, model: nn.Module, calibration: Sequence[Any] | None = None) -> nn.Module:
+        """Return a quantized copy that shares every tensor it does not change; ``model`` itself is left as it was.
+
+        Args:
+            model: A causal LM.
+            calibration: ``[1, T]`` integer tensors of token ids, ``None`` where no calibration is wanted or possible.
+
+        Raises:
+            UnsupportedModelError: Nothing in the model can be quantized this way.
+            NumericalError: A weight is not finite; its name is in the message.
+        """
+        ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Options and, after :meth:`quantize`, what was quantized, what was not and why. JSON-serialisable."""
+        ...
+
+
+class Executor(Protocol):
+    """One quantized weight, laid out for one kernel."""
+
+    weight: QuantizedWeight
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """``[..., in]`` floating inputs to ``[..., out]`` outputs of the same dtype, without bias.
+
+        A row of the output depends on the same row of the input alone, bit by bit.
+        """
+        ...
+
+
+class Kernel(Protocol):
+    """Executes quantized weights. ``speed`` ranks kernels: the highest that does not refuse a weight gets it."""
+
+    speed: int
+
+    def refuses(self, weight: QuantizedWeight) -> str | None:
+        """Why this kernel cannot execute ``weight`` on its device; ``None`` if it can."""
+        ...
+
+    def prepare(self, weight: QuantizedWeight) -> Executor:
+        """Lay the weight out for execution. Called only where :meth:`refuses` returned ``None``."""
+        ...

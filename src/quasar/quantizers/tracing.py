@@ -1,0 +1,134 @@
+"""Which linear layers consume what a norm, or another linear layer, produces: observed, not looked up by name.
+
+Two patterns are found in any architecture, because all that is watched is which tensors enter which torch functions:
+
+- norm → linear: every consumer of a norm's output is a linear layer (q/k/v, gate/up);
+- linear → linear: a linear layer's output enters one product, ``act(gate) * up``, and every consumer of that is a
+  linear layer (up → down).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from quasar.progress import track
+from quasar.quantizers.layers import Layer
+
+_HARMLESS_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad"}
+_PRODUCTS = {"mul", "__mul__", "__rmul__"}
+
+
+@attrs.define(eq=False)
+class Group:
+    """A producer and the linear layers that consume what it produces.
+
+    Args:
+        name: Of the producer.
+        producer: A norm, or a linear layer.
+        consumers: By name. Empty: nothing that could be smoothed.
+        peaks: ``[in]`` float32: the largest absolute value that entered the consumers, by channel.
+        other_consumer: What else consumes it, if anything does; then it cannot be smoothed.
+    """
+
+    name: str
+    producer: nn.Module
+    consumers: dict[str, Layer] = attrs.Factory(dict)
+    peaks: Tensor | None = None
+    other_consumer: str | None = None
+
+    @property
+    def is_norm(self) -> bool:
+        return self.producer.weight.dim() == 1  # type: ignore[operator, union-attr]
+
+
+class _Tracer(TorchFunctionMode):
+    """Follows the outputs of producers from one torch function to the next."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self._layer_of = {id(layer.module.weight): layer for layer in layers}
+        # Keyed by id, and by weak reference lest an id that is used again be taken for the old tensor.
+        self._factors: dict[int, tuple[weakref.ref[Tensor], Group]] = {}
+        self._inputs: dict[int, tuple[weakref.ref[Tensor], Group]] = {}
+
+    def produced(self, output: Tensor, group: Group) -> None:
+        """A producer made ``output``: a norm's is the consumers' input, a linear layer's a factor of it."""
+        if group.is_norm:
+            self._watch_input(output, group)
+        else:
+            self._factors[id(output)] = (weakref.ref(output), group)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        factor_of = self._note_consumers(func, (*args, *(kwargs or {}).values()))
+        result = func(*args, **(kwargs or {}))
+        if factor_of is not None:
+            self._watch_input(result, factor_of)
+        return result
+
+    def _note_consumers(self, func: Callable[..., Any], arguments: tuple[Any, ...]) -> Group | None:
+        """Note what consumes what; returns the group that ``func`` makes the consumers' input of, if it does."""
+        name = getattr(func, "__name__", str(func))
+        factor_of = None
+        for argument in arguments:
+            if (group := _find(self._inputs, argument)) is not None:
+                layer = self._layer_of.get(id(arguments[1])) if func is nn.functional.linear else None
+                if layer is not None:
+                    group.consumers[layer.name] = layer
+                elif getattr(getattr(func, "__self__", None), "__name__", "") not in _HARMLESS_ATTRIBUTES:
+                    group.other_consumer = name
+            elif (group := _find(self._factors, argument)) is not None:
+                if name in _PRODUCTS and factor_of is None:
+                    factor_of = group
+                else:
+                    group.other_consumer = name
+        return factor_of
+
+    def _watch_input(self, tensor: Tensor, group: Group) -> None:
+        peaks = tensor.abs().flatten(0, -2).amax(dim=0).float()
+        group.peaks = peaks if group.peaks is None else torch.maximum(group.peaks, peaks)
+        self._inputs[id(tensor)] = (weakref.ref(tensor), group)  # from here on, using it counts as consuming it
+
+
+def _find(watched: dict[int, tuple[weakref.ref[Tensor], Group]], argument: object) -> Group | None:
+    reference, group = watched.get(id(argument), (None, None))
+    return group if reference is not None and reference() is argument else None
+
+
+@torch.no_grad()
+def trace_groups(model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]) -> list[Group]:
+    """Run the model on the calibration prompts; returns the groups whose consumers are linear layers and nothing else.
+
+    Args:
+        model: The full model; not mutated.
+        layers: All its linear layers.
+        calibration: ``[1, T]`` integer token ids each.
+    """
+    tracer = _Tracer(layers)
+    groups = [Group(name, module) for name, module in model.named_modules() if _is_norm(module)]
+    groups += [Group(layer.name, layer.module) for layer in layers if isinstance(layer.module, nn.Linear)]
+    hooks = [
+        group.producer.register_forward_hook(lambda _m, _i, output, group=group: tracer.produced(output, group))
+        for group in groups
+    ]
+    try:
+        for token_ids in track(calibration, "calibrating"):
+            with tracer:
+                model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [group for group in groups if group.consumers and group.other_consumer is None]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 1 and not list(module.children())

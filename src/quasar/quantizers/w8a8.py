@@ -1,0 +1,132 @@
+"""W8A8, the recipe of Quasar (arXiv 2603.01399 §4): int8 weights and int8 activations, smoothed.
+
+Weights: symmetric, one scale an output channel. Activations: symmetric, one scale a token, found at run time.
+Smoothing is folded into the norms (see :mod:`quasar.quantizers.smoothing`). Embeddings, norms, attention and the
+key-value cache stay as they are, and so does the output head unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.kernels import KernelChooser
+from quasar.progress import track
+from quasar.quantizers.layers import (
+    Layer,
+    Skipped,
+    check_finite,
+    linear_layers,
+    replace_module,
+    skipped_weights,
+    structure_copy,
+)
+from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
+from quasar.quantizers.tracing import trace_groups
+from quasar.quantizers.weight import QuantizedLinear, QuantizedWeight, quantize_symmetric
+
+
+@attrs.frozen
+class LayerReport:
+    """What became of one layer."""
+
+    name: str
+    shape: tuple[int, int]
+    kernel: str
+    smoothed: bool
+
+
+class W8A8Quantizer:
+    """Quantizes all linear layers to 8 bits.
+
+    Args:
+        smooth: Smooth where calibration is given.
+        alpha: Migration strength of the smoothing, 0…1: how much of the activations' spread moves into the weights.
+        lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own;
+            the embedding keeps its values.
+        kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
+    """
+
+    def __init__(self, smooth: bool = True, alpha: float = 0.5, lm_head: bool = False, kernel: str = "auto") -> None:
+        for name, value in (("smooth", smooth), ("lm_head", lm_head)):
+            if not isinstance(value, bool):
+                raise InvalidRequestError(f"w8a8: {name}={value!r}, expected true or false")
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+            raise InvalidRequestError(f"w8a8: alpha={alpha!r}, expected a number from 0 to 1")
+        self._smooth, self._alpha, self._lm_head = smooth, float(alpha), lm_head
+        self._kernel_name = str(kernel)
+        self._kernels = KernelChooser(self._kernel_name)
+        self._layers: list[LayerReport] = []
+        self._skipped: list[Skipped] = []
+
+    @torch.no_grad()
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+        """Return the quantized copy; see :class:`quasar.protocols.Quantizer`."""
+        layers = self._chosen_layers(model)
+        for layer in layers:
+            check_finite(layer)
+        quantized = structure_copy(model)
+        folds = self._fold_smoothing(model, quantized, layers, calibration or ())
+        self._layers = []
+        for layer in track(layers, "quantizing"):
+            replace_module(quantized, layer.name, self._quantize_layer(layer, folds[layer.name]))
+        if self._lm_head:
+            quantized.config.tie_word_embeddings = False
+        self._skipped = skipped_weights(quantized, {layer.name for layer in layers})
+        return quantized  # type: ignore[no-any-return]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Options, and after :meth:`quantize` the layers with their kernels and the weights left alone with reasons."""
+        return {
+            "quantizer": "w8a8",
+            "smooth": self._smooth,
+            "alpha": self._alpha,
+            "lm_head": self._lm_head,
+            "kernels": sorted({layer.kernel for layer in self._layers}),
+            "smoothed_layers": sum(layer.smoothed for layer in self._layers),
+            "layers": [attrs.asdict(layer) for layer in self._layers],
+            "skipped": [attrs.asdict(skipped) for skipped in self._skipped],
+        }
+
+    def _chosen_layers(self, model: nn.Module) -> list[Layer]:
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        layers = [layer for layer in linear_layers(model) if self._lm_head or layer.module is not head]
+        if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+            raise UnsupportedModelError(f"{type(model).__name__} is quantized already; give the full model")
+        if not layers:
+            raise UnsupportedModelError(f"{type(model).__name__} has no linear layer that w8a8 could quantize")
+        return layers
+
+    def _fold_smoothing(
+        self, model: nn.Module, quantized: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
+    ) -> dict[str, Fold]:
+        """Divide the norms of ``quantized``; returns what is left to do to the weight of each layer."""
+        folds = {layer.name: Fold() for layer in layers}
+        if not self._smooth or not calibration:
+            return folds
+        for group in trace_groups(model, list(linear_layers(model)), calibration):
+            if not group.consumers.keys() <= folds.keys():
+                continue
+            scales = smoothing_scales(group, self._alpha)
+            if group.is_norm:
+                if not divide_norm(quantized.get_submodule(group.name), scales):
+                    continue
+            elif group.name in folds:
+                folds[group.name].rows = 1 / scales
+            else:
+                continue
+            for name in group.consumers:
+                folds[name].columns = scales
+        return folds
+
+    def _quantize_layer(self, layer: Layer, fold: Fold) -> QuantizedLinear:
+        values, scales = quantize_symmetric(fold.apply(layer.weight))
+        record = QuantizedWeight(values, scales, bits=8, activations="int8_per_token")
+        name, kernel = self._kernels.choose(record)
+        self._layers.append(LayerReport(layer.name, record.shape, name, fold.columns is not None))
+        return QuantizedLinear(kernel.prepare(record), fold.apply_to_bias(layer.bias))

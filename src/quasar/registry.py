@@ -1,0 +1,189 @@
+"""From a spec string such as ``"ngram:k=5,max_n=3"`` to a strategy, through whatever is installed."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+import attrs
+
+from quasar.errors import InvalidRequestError, PluginError, QuasarError, UnknownStrategyError
+from quasar.plugins import KINDS, Entry, LoadedPlugin, Origin, load_plugins
+from quasar.signatures import check_signatures
+
+logger = logging.getLogger("quasar")
+
+Option = int | float | bool | str
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, Option]]:
+    """Split ``"name:option=value,…"``; values that read as int, float or true/false become that, others stay text.
+
+    Raises:
+        InvalidRequestError: No name, an option without a value, an option given twice.
+    """
+    name, _, rest = spec.partition(":")
+    if not name.strip():
+        raise InvalidRequestError(f"{spec!r} has no name; write 'name' or 'name:option=value,option=value'")
+    options: dict[str, Option] = {}
+    for part in rest.split(",") if rest.strip() else ():
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise InvalidRequestError(f"{part.strip()!r} in {spec!r} is not option=value")
+        if key in options:
+            raise InvalidRequestError(f"option {key!r} is given twice in {spec!r}")
+        options[key] = _parse_value(value)
+    return name.strip(), options
+
+
+def _parse_value(value: str) -> Option:
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for number in (int, float):
+        try:
+            return number(value)
+        except ValueError:
+            continue
+    return value
+
+
+@attrs.frozen
+class Shadowed:
+    """A strategy that cannot be had by its name, because another one took the name first."""
+
+    entry: Entry
+    winner: Origin
+
+    def __str__(self) -> str:
+        return (
+            f"{self.entry.kind} {self.entry.name!r} of {self.entry.origin} is ignored: "
+            f"{self.winner} provides that name already"
+        )
+
+
+class Registry:
+    """All strategies of all loaded plug-ins. On a name clash the earlier plug-in wins: built-ins, then by name."""
+
+    def __init__(self, plugins: Iterable[LoadedPlugin]) -> None:
+        self.plugins = tuple(plugins)
+        self.shadowed: list[Shadowed] = []
+        self._entries: dict[tuple[str, str], Entry] = {}
+        for entry in (entry for plugin in self.plugins for entry in plugin.entries):
+            winner = self._entries.setdefault((entry.kind, entry.name), entry)
+            if winner is not entry:
+                self.shadowed.append(Shadowed(entry, winner.origin))
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """What can be had by name, sorted by kind (in the order of the protocols) and name."""
+        order = list(KINDS)
+        found = [entry for entry in self._entries.values() if kind in (None, entry.kind)]
+        return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+
+    def problems(self) -> list[str]:
+        """One line for each plug-in that could not be loaded and each name that is provided twice."""
+        broken = [str(plugin.error) for plugin in self.plugins if plugin.error is not None]
+        return broken + [str(shadowed) for shadowed in self.shadowed]
+
+    def build(self, kind: str, spec: object, *arguments: Any) -> Any:
+        """Make a strategy from a spec string, or check and adapt one that was passed as an object.
+
+        Args:
+            kind: A key of :data:`quasar.plugins.KINDS`.
+            spec: ``"name:option=value,…"``, or a strategy; a plain function counts as a drafter.
+            arguments: What the factory takes before its options (a verifier: the model).
+
+        Raises:
+            UnknownStrategyError: Nothing installed has that name.
+            InvalidRequestError: An option that the factory does not take, or a value that it refuses.
+            PluginError: The factory failed, or what it made does not fit the protocol.
+        """
+        if not isinstance(spec, str):
+            return _checked(kind, spec, f"the {kind} {spec!r}")
+        name, options = parse_spec(spec)
+        entry = self._entry(kind, name)
+        who = f"{kind} {name!r} of {entry.origin}"
+        factory = _resolve(entry, who)
+        _check_options(factory, options, arguments, who)
+        try:
+            strategy = factory(*arguments, **options)
+        except QuasarError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(f"{who} refused {spec!r}: {error}") from error
+        except Exception as error:
+            raise PluginError(f"{who} failed to start: {type(error).__name__}: {error}") from error
+        return _checked(kind, strategy, who)
+
+    def _entry(self, kind: str, name: str) -> Entry:
+        if (entry := self._entries.get((kind, name))) is not None:
+            return entry
+        names = [entry.name for entry in self.entries(kind)]
+        installed = ", ".join(f"{entry.name} ({entry.origin})" for entry in self.entries(kind))
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        broken = [plugin for plugin in self.plugins if plugin.error is not None]
+        suspects = [plugin for plugin in broken if name in (plugin.origin.entry_point, plugin.origin.distribution)]
+        for plugin in suspects:
+            raise PluginError(f"no {kind} named {name!r}: {plugin.error}") from plugin.error
+        also = "".join(f" Not loaded: {plugin.error}." for plugin in broken)
+        raise UnknownStrategyError(f"no {kind} named {name!r}; installed: {installed}.{hint}{also}")
+
+
+@functools.cache
+def default_registry() -> Registry:
+    """The registry of everything installed, loaded once per process; problems are logged as warnings, one line each."""
+    registry = Registry(load_plugins())
+    for problem in registry.problems():
+        logger.warning(problem)
+    return registry
+
+
+def _resolve(entry: Entry, who: str) -> Callable[..., Any]:
+    if not isinstance(entry.factory, str):
+        return entry.factory
+    module, _, path = entry.factory.partition(":")
+    try:
+        factory: Any = import_module(module)
+        for attribute in path.split("."):
+            factory = getattr(factory, attribute)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(f"{who}: {entry.factory} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(factory):
+        raise PluginError(f"{who}: {entry.factory} is {type(factory).__name__}, expected a callable")
+    return factory  # type: ignore[no-any-return]
+
+
+def _check_options(
+    factory: Callable[..., Any], options: Mapping[str, Option], arguments: tuple[Any, ...], who: str
+) -> None:
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())[len(arguments) :]
+    except ValueError:
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise InvalidRequestError(
+                f"{who} has no option {option!r}; its options: {', '.join(known) or 'none'}.{hint}"
+            )
+
+
+def _checked(kind: str, strategy: object, who: str) -> Any:
+    protocol = KINDS[kind][1]
+    if kind == "drafter" and callable(strategy) and not hasattr(strategy, "start"):
+        from quasar.drafters.function import FunctionDrafter
+
+        return FunctionDrafter(strategy)
+    check_signatures(protocol, strategy, who)
+    return strategy

@@ -1,0 +1,69 @@
+"""Does an object have the methods of a protocol, with signatures that the loop can call?
+
+``runtime_checkable`` only looks for names: it accepts wrong arguments, and a class in place of its instance.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from quasar.errors import PluginError
+
+
+def check_signatures(protocol: type, candidate: object, who: str) -> None:
+    """Raise :class:`PluginError` naming ``who``, the method and both signatures where ``candidate`` does not fit."""
+    article = "an" if protocol.__name__[0] in "AEIOU" else "a"
+    needed = f"{article} {protocol.__name__}"
+    if inspect.isclass(candidate):
+        raise PluginError(f"{who} is the class {candidate.__name__} itself, expected an instance that is {needed}")
+    for name, wanted in methods_of(protocol):
+        method = getattr(candidate, name, None)
+        if not callable(method):
+            raise PluginError(f"{who} has no method {name}{_shown(wanted)}, which {needed} must have")
+        _check_call(method, wanted, f"{who}: {type(candidate).__name__}.{name}", f"{protocol.__name__}.{name}")
+    for name in protocol.__annotations__:
+        if not hasattr(candidate, name):
+            raise PluginError(f"{who} has no attribute {name!r}, which {needed} must have")
+
+
+def check_class(protocol: type, candidate: type, who: str) -> None:
+    """The same for the methods of a class that will be instantiated later; attributes may be set by then."""
+    for name, wanted in methods_of(protocol):
+        method = getattr(candidate, name, None)
+        if not callable(method):
+            raise PluginError(f"{who}: {candidate.__name__} has no method {name}{_shown(wanted)}")
+        if inspect.isfunction(inspect.getattr_static(candidate, name)):
+            # An unbound method: what remains after `self` is what the loop will call.
+            _check_call(
+                method, wanted, f"{who}: {candidate.__name__}.{name}", f"{protocol.__name__}.{name}", bound=False
+            )
+
+
+def methods_of(protocol: type) -> Iterator[tuple[str, inspect.Signature]]:
+    """The public methods that a protocol asks for, with their signatures as a caller sees them (without ``self``)."""
+    for name, member in vars(protocol).items():
+        if inspect.isfunction(member) and not name.startswith("_"):
+            yield name, _without_self(inspect.signature(member))
+
+
+def _check_call(method: Callable[..., Any], wanted: inspect.Signature, got: str, rule: str, bound: bool = True) -> None:
+    try:
+        signature = inspect.signature(method)
+        signature = signature if bound else _without_self(signature)
+    except ValueError:
+        return  # a builtin without a signature: the call itself will tell
+    try:
+        signature.bind(*wanted.parameters)
+    except TypeError as error:
+        raise PluginError(f"{got}{_shown(signature)} cannot be called as {rule}{_shown(wanted)}: {error}") from None
+
+
+def _without_self(signature: inspect.Signature) -> inspect.Signature:
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _shown(signature: inspect.Signature) -> str:
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))

@@ -1,0 +1,1 @@
+"""Verifiers: what runs the target."""

@@ -1,0 +1,92 @@
+"""Any transformers causal LM as the target, in full precision or with quantized modules inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.protocols import Invariance, Need
+from quasar.types import Draft, Verification
+from quasar.quantizers.layers import structure_copy
+from quasar.verifiers.attention import attending_by_rows, use_row_attention
+from quasar.verifiers.cache import check_can_roll_back, new_cache, roll_back
+
+
+class CausalLMVerifier:
+    """Verifies k tokens with one forward of width k+1 over a cache that is rolled back afterwards.
+
+    Args:
+        model: In evaluation mode. Its tensors are shared, the model itself is not changed.
+
+    Raises:
+        UnsupportedModelError: The model cannot be rolled back (recurrent, hybrid, encoder-decoder).
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        check_can_roll_back(model)
+        self.model: PreTrainedModel = structure_copy(model).eval()
+        attends_by_rows = use_row_attention(self.model)
+        config = model.config.get_text_config()
+        self.vocab_size: int = config.vocab_size
+        self.max_length: int | None = getattr(config, "max_position_embeddings", None)
+        self.invariance: Invariance = "argmax" if attends_by_rows and _keeps_rounding_small(model) else "none"
+
+    def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> CausalLMSession:
+        unknown = needs - {"logits", "hidden_states"}
+        if unknown:
+            raise UnsupportedModelError(f"the drafter needs {sorted(unknown)}; causal_lm has logits and hidden_states")
+        if not prompt_ids or not all(0 <= token_id < self.vocab_size for token_id in prompt_ids):
+            what = "is empty" if not prompt_ids else f"has ids outside 0…{self.vocab_size - 1}"
+            raise InvalidRequestError(f"the prompt {what}; give at least one token of the model's vocabulary")
+        return CausalLMSession(self.model, prompt_ids, "hidden_states" in needs)
+
+
+class CausalLMSession:
+    """One sequence: a cache of all committed tokens but the last, and that last token."""
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[int], with_hidden_states: bool) -> None:
+        self._model = model
+        self._with_hidden_states = with_hidden_states
+        self._cache = new_cache()
+        self._last = prompt_ids[-1]
+        # The prompt gets a forward of its own, so that its keys and values are the same whatever is drafted.
+        if len(prompt_ids) > 1:
+            self._forward(prompt_ids[:-1], n_logits=1)
+        self._committed_length = len(prompt_ids)
+
+    @property
+    def cached_length(self) -> int:
+        """Positions in the cache; between steps one less than the committed tokens."""
+        return self._cache.get_seq_length()
+
+    def verify(self, draft: Draft) -> Verification:
+        roll_back(self._cache, self._committed_length - 1)  # in case the last draft was verified but never judged
+        with attending_by_rows():
+            return self._forward((self._last, *draft.token_ids), n_logits=len(draft) + 1)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        self._committed_length += len(token_ids)
+        self._last = token_ids[-1]
+        roll_back(self._cache, self._committed_length - 1)
+
+    @torch.no_grad()
+    def _forward(self, token_ids: Sequence[int], *, n_logits: int) -> Verification:
+        # No attention mask is passed: nothing is padded, and the model then makes the causal mask from the length of
+        # the cache, aligned to its end (bottom-right).
+        output = self._model(
+            input_ids=torch.tensor([token_ids], device=self._model.device),
+            cache=self._cache,
+            use_cache=True,
+            logits_to_keep=n_logits,
+            output_hidden_states=self._with_hidden_states,
+        )
+        hidden = output.hidden_states[-1][0, -n_logits:] if self._with_hidden_states else None
+        return Verification(output.logits[0], hidden)
+
+
+def _keeps_rounding_small(model: PreTrainedModel) -> bool:
+    # In 16 bits the width of a matrix product moves more than the last bits of a logit.
+    return model.dtype in (torch.float32, torch.float64)

@@ -14,6 +14,7 @@ from quasar import __version__
 from quasar.errors import QuasarError
 
 if TYPE_CHECKING:
+    from quasar.pipeline import Pipeline
     from quasar.types import GenerationResult
 
 
@@ -68,33 +69,20 @@ def cli() -> None:
 @click.option("--compare", is_flag=True, help="Decode once more without speculation and compare the tokens.")
 @click.option("--raw", is_flag=True, help="Do not apply the model's chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-def generate(
-    prompt: str, no_speculation: bool, compare: bool, as_json: bool, **options: Any
-) -> None:
+def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_json: bool, **options: Any) -> None:
     """Answer PROMPT ("-": read it from standard input)."""
+    _prepare_terminal()
     from quasar.pipeline import Pipeline
     from quasar.progress import tracked_by
+    from quasar.request import Request
 
     if prompt == "-":
         prompt = sys.stdin.read()
-    names = ("drafter", "quantizer", "policy", "verifier", "exact_to", "calibration", "dtype", "device")
-    strategies = {name: options.pop(name) for name in names}
-    with tracked_by(_progress_bar()):
-        pipeline = Pipeline.from_pretrained(options.pop("model"), **strategies)
-    settings = options
-    if no_speculation:
-        result = pipeline.reference(prompt, **settings)
-        if not as_json:
-            print(result.text)
-    else:
-        stream = pipeline.stream(prompt, **settings)
-        for chunk in stream:
-            if not as_json:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-        result = stream.result
-        if not as_json:
-            print()
+    settings = {name: options.pop(name) for name in _SETTINGS}
+    Request.of(settings)  # refuse before the model is loaded
+    with tracked_by(_progress_bar):
+        pipeline = Pipeline.from_pretrained(model, **options)
+    result = _answer(pipeline, prompt, settings, speculate=not no_speculation, echo=not as_json)
     reference = pipeline.reference(prompt, **settings) if compare and not no_speculation else None
     if as_json:
         print(json.dumps(_as_json(result, reference, {**pipeline.description, **settings})))
@@ -102,21 +90,40 @@ def generate(
         _print_summary(result, reference)
 
 
-def _progress_bar() -> Any:
-    import rich.console
-    import rich.progress
-    import transformers
+_SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "raw")
 
-    console = rich.console.Console(stderr=True)
-    if not console.is_terminal:
-        transformers.utils.logging.disable_progress_bar()
 
-    def bar(items: Any, description: str) -> Any:
-        return rich.progress.track(
-            items, description, console=console, transient=True, disable=not console.is_terminal
-        )
+def _answer(
+    pipeline: Pipeline, prompt: str, settings: dict[str, Any], *, speculate: bool, echo: bool
+) -> GenerationResult:
+    """Decode, and print the text to standard output as it is made if ``echo``."""
+    if not speculate:
+        result = pipeline.reference(prompt, **settings)
+        if echo:
+            print(result.text)
+        return result
+    stream = pipeline.stream(prompt, **settings)
+    for chunk in stream:
+        if echo:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    if echo:
+        print()
+    return stream.result
 
-    return bar
+
+def _prepare_terminal() -> None:
+    # Bars of other libraries are for people; tqdm reads this when it is imported.
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+
+
+def _progress_bar(items: Any, description: str) -> Any:
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(items, description, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _as_json(result: GenerationResult, reference: GenerationResult | None, config: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +150,7 @@ def _print_summary(result: GenerationResult, reference: GenerationResult | None)
 
     console = Console(stderr=True, highlight=False)
     table = Table("", "tokens", "steps", "acceptance length", "drafted", "accepted", "tokens/s")
-    rows = {"this run": result} if reference is None else {"speculative": result, "one token a step": reference}
+    rows = {"this run": result} if reference is None else {"speculative": result, "target alone": reference}
     for name, row in rows.items():
         stats = row.stats
         table.add_row(
@@ -175,8 +182,8 @@ def _comparison(tokens: tuple[int, ...], reference: tuple[int, ...]) -> str:
 @click.option("--strict", is_flag=True, help="Exit with 2 if a plug-in is broken or a name is taken twice.")
 def plugins(as_json: bool, strict: bool) -> None:
     """List the installed strategies, and the plug-ins that could not be loaded."""
-    from quasar.registry import Registry
     from quasar.plugins import load_plugins
+    from quasar.registry import Registry
 
     registry = Registry(load_plugins())
     rows = [_row(entry.kind, entry.name, entry.origin, "ok") for entry in registry.entries()]
@@ -209,7 +216,8 @@ def _row(kind: str, name: str, origin: Any, status: str, cause: str | None = Non
 def _print_plugins(rows: list[dict[str, str | None]]) -> None:
     columns = ("kind", "name", "origin", "version", "status")
     widths = [max(len(column), *(len(row[column] or "") for row in rows)) for column in columns]
-    for row in ({column: column.upper() for column in columns}, *rows):
+    head: dict[str, str | None] = {column: column.upper() for column in columns}
+    for row in (head, *rows):
         cells = [(row[column] or "").ljust(width) for column, width in zip(columns, widths, strict=True)]
         print("  ".join(cells).rstrip())
     for row in rows:

@@ -54,7 +54,7 @@ def decode(
 def reference_decode(
     prompt_ids: Sequence[int], *, verifier: Verifier, stopping: Stopping, stats: DecodeStats
 ) -> Iterator[Emission]:
-    """Decode greedily with the target alone, one token a step: what :func:`decode` must equal, written independently."""
+    """Decode greedily with the target alone, one token a step: what :func:`decode` must equal."""
     with stats.prefilling:
         session = verifier.start(prompt_ids)
     finish_reason = None

@@ -18,7 +18,7 @@ class ModelNotFoundError(QuasarError):
 
 
 class UnsupportedModelError(QuasarError):
-    """The model is there, but what was asked cannot be done with it (a cache that cannot roll back, no linear layer)."""
+    """The model was found, but what was asked cannot be done with it (its cache cannot roll back, say)."""
 
 
 class PluginError(QuasarError):

@@ -26,7 +26,9 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
 
 
-def load_model(name: str, *, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None) -> LoadedModel:
+def load_model(
+    name: str, *, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
+) -> LoadedModel:
     """Load a model and its tokenizer.
 
     Args:
@@ -46,7 +48,7 @@ def load_model(name: str, *, dtype: str | torch.dtype | None = None, device: str
         model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=_as_dtype(dtype, place))
     except (OSError, ValueError, ImportError) as error:
         raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
-    return LoadedModel(name, model.to(place).eval(), tokenizer)
+    return LoadedModel(name, model.to(place).eval(), tokenizer)  # type: ignore[arg-type]
 
 
 def _locate(name: str) -> dict[str, Any]:
@@ -56,7 +58,9 @@ def _locate(name: str) -> dict[str, Any]:
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ModelNotFoundError(f"there is no file {path}; give a .gguf file, a folder, a Hub id or {DEMO_MODEL!r}")
+            raise ModelNotFoundError(
+                f"there is no file {path}; give a .gguf file, a folder, a Hub id or {DEMO_MODEL!r}"
+            )
         return _gguf(path)
     if path.is_dir():
         if not (path / "config.json").is_file():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +14,9 @@ from quasar.errors import InvalidRequestError
 from quasar.generation import Generation
 from quasar.guarantees import guarantee_of, guarantee_of_reference
 from quasar.models import load_model
+from quasar.plan import Choices, DrafterLike, Plan
 from quasar.prompts import Prompt, checked_prompt_ids, encode_prompt
-from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
-from quasar.quantizers.calibration import own_prompts, prompts_from
-from quasar.quantizers.none import NoQuantizer
+from quasar.protocols import AcceptancePolicy, Drafter, Verifier
 from quasar.registry import default_registry
 from quasar.request import Request, Settings
 from quasar.stats import DecodeStats
@@ -28,9 +26,7 @@ from quasar.types import ExactTo, GenerationResult
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
-
-_CALIBRATION_TOKENS = 512
+PromptIds = Sequence[int] | torch.Tensor
 
 
 class Pipeline:
@@ -59,112 +55,71 @@ class Pipeline:
     ) -> None:
         registry = default_registry()
         self.verifier: Verifier = registry.build("verifier", verifier)
-        self.tokenizer = tokenizer
         self.drafter: Drafter = registry.build("drafter", drafter)
         self.policy: AcceptancePolicy = registry.build("policy", "greedy" if policy == "auto" else policy)
+        self.tokenizer = tokenizer
         self.exact_to: ExactTo = exact_to
-        self.description: dict[str, Any] = {
-            "drafter": _spec_of(drafter),
-            "policy": _spec_of(policy),
-            "exact_to": exact_to,
-            "invariance": self.verifier.invariance,
-        }
+        self.description: dict[str, Any] = {"exact_to": exact_to, "invariance": self.verifier.invariance}
         self._target_name = target_name
         self._eos_token_ids = eos_token_ids
 
     @classmethod
     def from_model(
-        cls,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        drafter: DrafterLike = "ngram",
-        quantizer: str | Quantizer = "w8a8",
-        policy: str | AcceptancePolicy = "auto",
-        exact_to: ExactTo = "quantized",
-        verifier: str | Callable[[PreTrainedModel], Verifier] = "causal_lm",
-        calibration: str | Path | Sequence[str] | None = None,
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **choices: Unpack[Choices]
     ) -> Pipeline:
         """Quantize a model that is loaded already (a copy; the model is left as it is) and build a pipeline on it.
 
-        Args:
-            quantizer: Spec string or Quantizer.
-            verifier: Spec string, or a function that makes a Verifier of the quantized model.
-            calibration: Prompts, or a file of them (see :func:`quasar.quantizers.calibration.prompts_from`);
-                ``None``: Quasar's own few. They are tokenized the way prompts are.
+        Choices are as in :class:`quasar.plan.Plan`.
 
         Raises:
             InvalidRequestError: An option or combination that cannot be honoured.
             UnsupportedModelError: The model cannot be quantized so, or cannot be rolled back.
         """
-        registry = default_registry()
-        chosen: Quantizer = registry.build("quantizer", quantizer)
-        quantizes = not isinstance(chosen, NoQuantizer)
-        _check_exact_to(exact_to, quantizes)
-        # Refusals first: strategies are built before the long work of quantizing begins.
-        registry.build("drafter", drafter)
-        registry.build("policy", "greedy" if policy == "auto" else policy)
-        if not quantizes:
-            exact_to = "full"
-        prompts = _tokenized(calibration, tokenizer, model) if quantizes else None
-        quantized = chosen.quantize(model, prompts)
-        pipeline = cls(
-            registry.build("verifier", verifier, quantized) if isinstance(verifier, str) else verifier(quantized),  # type: ignore[arg-type]
-            tokenizer,
-            drafter=drafter,
-            policy=policy,
-            exact_to=exact_to,
-            target_name=f"the model quantized by {_spec_of(quantizer)}" if quantizes else "the model as it was given",
-            eos_token_ids=_eos_of(model, tokenizer),
-        )
-        pipeline.description |= {
-            "quantizer": _spec_of(quantizer),
-            "verifier": _spec_of(verifier),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "device": str(model.device),
-            "quantization": {k: v for k, v in chosen.describe().items() if k != "layers"},
-        }
-        return pipeline
+        return cls._from_plan(Plan.of(choices), model, tokenizer)
 
     @classmethod
     def from_pretrained(
         cls,
         name: str,
         *,
-        drafter: DrafterLike = "ngram",
-        quantizer: str | Quantizer = "w8a8",
-        policy: str | AcceptancePolicy = "auto",
-        exact_to: ExactTo = "quantized",
-        verifier: str | Callable[[PreTrainedModel], Verifier] = "causal_lm",
-        calibration: str | Path | Sequence[str] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
+        **choices: Unpack[Choices],
     ) -> Pipeline:
         """Load a model (see :func:`quasar.models.load_model`), quantize it and build a pipeline on it.
+
+        Choices are as in :class:`quasar.plan.Plan`. What can be refused is refused before the model is loaded.
 
         Raises:
             ModelNotFoundError: Nothing is found under ``name``.
             QuasarError: As for :meth:`from_model`.
         """
+        plan = Plan.of(choices)
         loaded = load_model(name, dtype=dtype, device=device)
-        pipeline = cls.from_model(
-            loaded.model,
-            loaded.tokenizer,
-            drafter=drafter,
-            quantizer=quantizer,
-            policy=policy,
-            exact_to=exact_to,
-            verifier=verifier,
-            calibration=calibration,
-        )
+        pipeline = cls._from_plan(plan, loaded.model, loaded.tokenizer)
         pipeline.description = {"model": name, **pipeline.description}
+        return pipeline
+
+    @classmethod
+    def _from_plan(cls, plan: Plan, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Pipeline:
+        quantized = plan.quantizer.quantize(model, plan.calibration_for(model, tokenizer))
+        pipeline = cls(
+            plan.verifier_of(quantized),
+            tokenizer,
+            drafter=plan.drafter,
+            policy=plan.policy,
+            exact_to=plan.exact_to,
+            target_name=plan.target_name,
+            eos_token_ids=_eos_of(model, tokenizer),
+        )
+        pipeline.description |= plan.describe(model)
         return pipeline
 
     def generate(self, prompt: Prompt, **settings: Unpack[Settings]) -> GenerationResult:
         """Answer a text or chat messages; settings as in :class:`quasar.request.Request`."""
         return self.stream(prompt, **settings).run()
 
-    def generate_ids(self, prompt_ids: Sequence[int] | torch.Tensor, **settings: Unpack[Settings]) -> GenerationResult:
+    def generate_ids(self, prompt_ids: PromptIds, **settings: Unpack[Settings]) -> GenerationResult:
         """Continue token ids: a sequence, or an integer tensor ``[T]`` or ``[1, T]``."""
         return self._start(checked_prompt_ids(prompt_ids), Request.of(settings)).run()
 
@@ -173,7 +128,7 @@ class Pipeline:
         request = Request.of(settings)
         return self._start(encode_prompt(self.tokenizer, prompt, raw=request.raw), request)
 
-    def reference(self, prompt: Prompt | Sequence[int] | torch.Tensor, **settings: Unpack[Settings]) -> GenerationResult:
+    def reference(self, prompt: Prompt | PromptIds, **settings: Unpack[Settings]) -> GenerationResult:
         """The same with the target alone, one token a step; takes token ids as well."""
         request = Request.of(settings)
         is_text = isinstance(prompt, str) or (isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping))
@@ -217,29 +172,6 @@ class Pipeline:
             )
 
 
-def _check_exact_to(exact_to: str, quantizes: bool) -> None:
-    if exact_to not in ("quantized", "full"):
-        raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
-    if exact_to == "full" and quantizes:
-        raise InvalidRequestError(
-            "exact_to='full' with a quantizer is not supported yet; use exact_to='quantized', or quantizer='none', "
-            "whose target is the full model"
-        )
-
-
-def _tokenized(
-    calibration: str | Path | Sequence[str] | None, tokenizer: Any, model: PreTrainedModel
-) -> list[torch.Tensor] | None:
-    if tokenizer is None:
-        return None
-    if calibration is None:
-        calibration = own_prompts()
-    elif isinstance(calibration, str | Path):
-        calibration = prompts_from(calibration)
-    encoded = (encode_prompt(tokenizer, prompt)[:_CALIBRATION_TOKENS] for prompt in calibration)
-    return [torch.tensor([token_ids], device=model.device) for token_ids in encoded]
-
-
 def _eos_of(model: PreTrainedModel, tokenizer: Any) -> int | list[int] | None:
     for holder in (model.generation_config, model.config.get_text_config(), tokenizer):
         if (token_ids := getattr(holder, "eos_token_id", None)) is not None:
@@ -252,11 +184,7 @@ def _as_criterion(criterion: Criterion | StoppingCriteria, prompt_ids: list[int]
         return criterion
 
     def adapted(new_ids: Sequence[int]) -> bool:
-        met = criterion(torch.tensor([[*prompt_ids, *new_ids]]), None)  # type: ignore[arg-type]
+        met = criterion(torch.tensor([[*prompt_ids, *new_ids]]), None)
         return bool(torch.as_tensor(met).all())
 
     return adapted
-
-
-def _spec_of(strategy: object) -> str:
-    return strategy if isinstance(strategy, str) else getattr(strategy, "__name__", type(strategy).__name__)

@@ -140,7 +140,7 @@ def _entries_of(plugin: object, origin: Origin) -> tuple[Entry, ...]:
     except pluggy.PluginValidationError as error:
         raise PluginError(f"plug-in {origin}: {' '.join(str(error).split())}") from error
     _check_hook_names(manager, plugin, origin)
-    entries = []
+    entries: list[Entry] = []
     for kind, (hook, protocol) in KINDS.items():
         for provided in getattr(manager.hook, hook)():
             entries.extend(_checked_entries(kind, hook, protocol, provided, origin))

@@ -52,7 +52,7 @@ class VerifySession(Protocol):
     """Runs the target over one sequence. Between steps it has cached all committed tokens but the last."""
 
     def verify(self, draft: Draft) -> Verification:
-        """Score a draft of k tokens (k may be 0) in one forward: ``[k+1, V]`` logits. Owned by the caller afterwards."""
+        """Score a draft of k tokens (k may be 0) in one forward: ``[k+1, V]`` logits, the caller's to keep."""
         ...
 
     def commit(self, token_ids: Sequence[int]) -> None:

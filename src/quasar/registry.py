@@ -104,11 +104,7 @@ class Registry:
         """
         if not isinstance(spec, str):
             return _checked(kind, spec, f"the {kind} {spec!r}")
-        name, options = parse_spec(spec)
-        entry = self._entry(kind, name)
-        who = f"{kind} {name!r} of {entry.origin}"
-        factory = _resolve(entry, who)
-        _check_options(factory, options, arguments, who)
+        factory, options, who = self._prepare(kind, spec, len(arguments))
         try:
             strategy = factory(*arguments, **options)
         except QuasarError:
@@ -118,6 +114,23 @@ class Registry:
         except Exception as error:
             raise PluginError(f"{who} failed to start: {type(error).__name__}: {error}") from error
         return _checked(kind, strategy, who)
+
+    def check_spec(self, kind: str, spec: object) -> None:
+        """Raise what :meth:`build` would raise for the name and the options of a spec string, without building.
+
+        For a kind whose factory takes one argument before its options (a verifier: the model).
+        """
+        if isinstance(spec, str):
+            self._prepare(kind, spec, 1)
+
+    def _prepare(self, kind: str, spec: str, n_arguments: int) -> tuple[Callable[..., Any], dict[str, Option], str]:
+        """The factory, the options that it takes, and how to call the strategy in a message."""
+        name, options = parse_spec(spec)
+        entry = self._entry(kind, name)
+        who = f"{kind} {name!r} of {entry.origin}"
+        factory = _resolve(entry, who)
+        _check_options(factory, options, n_arguments, who)
+        return factory, options, who
 
     def _entry(self, kind: str, name: str) -> Entry:
         if (entry := self._entries.get((kind, name))) is not None:
@@ -160,11 +173,9 @@ def _resolve(entry: Entry, who: str) -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def _check_options(
-    factory: Callable[..., Any], options: Mapping[str, Option], arguments: tuple[Any, ...], who: str
-) -> None:
+def _check_options(factory: Callable[..., Any], options: Mapping[str, Option], n_arguments: int, who: str) -> None:
     try:
-        parameters = list(inspect.signature(factory).parameters.values())[len(arguments) :]
+        parameters = list(inspect.signature(factory).parameters.values())[n_arguments:]
     except ValueError:
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import attrs
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Settings(TypedDict, total=False):
-    """Keyword arguments of ``Pipeline.generate``, ``generate_ids``, ``stream`` and ``reference``; see :class:`Request`."""
+    """Keyword arguments of the calls of a Pipeline; see :class:`Request`."""
 
     max_new_tokens: int
     temperature: float
@@ -24,8 +24,12 @@ class Settings(TypedDict, total=False):
     stop: str | Sequence[str]
     seed: int
     stopping_criteria: Sequence[Criterion | StoppingCriteria]
-    eos_token_id: int | Sequence[int] | None | Literal["model"]
+    eos_token_id: int | Sequence[int] | Literal["model"] | None
     raw: bool
+
+
+def _as_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 @attrs.frozen(kw_only=True)
@@ -50,10 +54,10 @@ class Request:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
-    stop: tuple[str, ...] = attrs.field(default=(), converter=lambda stop: (stop,) if isinstance(stop, str) else tuple(stop))
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_as_strings)
     seed: int = 0
     stopping_criteria: tuple[Criterion | StoppingCriteria, ...] = attrs.field(default=(), converter=tuple)
-    eos_token_id: int | Sequence[int] | None | Literal["model"] = "model"
+    eos_token_id: int | Sequence[int] | Literal["model"] | None = "model"
     raw: bool = False
 
     @classmethod

@@ -14,7 +14,7 @@ from quasar.errors import InvalidRequestError
 from quasar.types import Emission, FinishReason
 
 Criterion = Callable[[Sequence[int]], bool]
-"""Custom stopping criterion: called with all new tokens after each one, returns True to stop. Must not keep the list."""
+"""Custom stopping criterion: called with all new tokens after each one; true: stop here. It must not keep the list."""
 
 
 class Stopping:

@@ -39,7 +39,7 @@ class Draft:
         return len(self.token_ids)
 
     def clipped(self, max_tokens: int, vocab_size: int) -> Draft:
-        """The leading part that the target can verify: at most ``max_tokens``, ends before an id outside its vocabulary."""
+        """The leading part that the target can verify: ``max_tokens`` at most, up to an id outside its vocabulary."""
         n = next(
             (i for i, token_id in enumerate(self.token_ids[:max_tokens]) if not 0 <= token_id < vocab_size),
             min(len(self), max(max_tokens, 0)),
@@ -93,7 +93,7 @@ class Emission:
 
 @attrs.frozen
 class Chunk:
-    """A piece of streamed output: the tokens of one step, and the text that has become final with them (may be empty)."""
+    """A piece of streamed output: the tokens of one step, and the text (maybe none) that became final with them."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -42,7 +42,7 @@ class Skipped:
 
 
 def structure_copy(model: nn.Module) -> Any:
-    """A copy of all modules that shares every parameter and buffer with ``model``: replace tensors, never write to them."""
+    """A copy of all modules that shares every tensor with ``model``: replace tensors in it, never write to them."""
     memo = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
     return copy.deepcopy(model, memo)
 

@@ -45,7 +45,7 @@ class Group:
 
     @property
     def is_norm(self) -> bool:
-        return self.producer.weight.dim() == 1  # type: ignore[operator, union-attr]
+        return self.producer.weight.dim() == 1  # type: ignore[operator]
 
 
 class _Tracer(TorchFunctionMode):

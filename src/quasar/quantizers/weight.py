@@ -54,10 +54,15 @@ class QuantizedWeight:
 
     def dequantize(self) -> Tensor:
         """``[out, in]`` float32."""
-        groups = self.values.to(torch.float32).unflatten(1, (-1, self.group_size))
+        groups = _in_groups(self.values.to(torch.float32), self.group_size)
         if self.zero_points is not None:
             groups = groups - self.zero_points.unsqueeze(-1)
         return (groups * self.scales.unsqueeze(-1)).flatten(1)
+
+
+def _in_groups(matrix: Tensor, group_size: int) -> Tensor:
+    """``[out, in]`` to ``[out, groups, group_size]``."""
+    return matrix.reshape(matrix.shape[0], -1, group_size)
 
 
 def quantize_symmetric(weight: Tensor, bits: int = 8, group_size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -71,7 +76,7 @@ def quantize_symmetric(weight: Tensor, bits: int = 8, group_size: int | None = N
         A group of zeros gets the scale 1.
     """
     largest = 2 ** (bits - 1) - 1
-    groups = weight.detach().to(torch.float32).unflatten(1, (-1, group_size or weight.shape[1]))
+    groups = _in_groups(weight.detach().to(torch.float32), group_size or weight.shape[1])
     scales = groups.abs().amax(dim=2) / largest
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     values = (groups / scales.unsqueeze(2)).round_().clamp_(-largest, largest)

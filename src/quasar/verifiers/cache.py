@@ -18,11 +18,11 @@ from quasar.errors import UnsupportedModelError
 _FIRST_CAPACITY = 256
 
 
-class RollbackLayer(DynamicLayer):
+class RollbackLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values ``[B, H, T, D]`` of one attention layer, as views of the buffers that hold them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._key_buffer: Tensor | None = None
         self._value_buffer: Tensor | None = None
 
@@ -84,4 +84,3 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
 
 
 _KNOWN_LAYERS = {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
-

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.protocols import Invariance, Need
-from quasar.types import Draft, Verification
 from quasar.quantizers.layers import structure_copy
+from quasar.types import Draft, Verification
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
 from quasar.verifiers.cache import check_can_roll_back, new_cache, roll_back
 

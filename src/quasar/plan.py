@@ -1,0 +1,144 @@
+"""Which strategies a pipeline is made of: chosen, checked and built before any model is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import attrs
+import torch
+from transformers import PreTrainedModel
+
+from quasar.errors import InvalidRequestError
+from quasar.prompts import encode_prompt
+from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
+from quasar.quantizers.calibration import own_prompts, prompts_from
+from quasar.quantizers.none import NoQuantizer
+from quasar.registry import default_registry
+from quasar.types import ExactTo
+
+DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
+VerifierLike = str | Callable[[Any], Verifier]
+Calibration = str | Path | Sequence[str] | None
+
+_CALIBRATION_TOKENS = 512
+
+
+class Choices(TypedDict, total=False):
+    """Keyword arguments of ``Pipeline.from_pretrained`` and ``from_model``; see :class:`Plan`."""
+
+    drafter: DrafterLike
+    quantizer: str | Quantizer
+    policy: str | AcceptancePolicy
+    exact_to: ExactTo
+    verifier: VerifierLike
+    calibration: Calibration
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Plan:
+    """The choices of a pipeline. A strategy is a spec string (``"name:option=value,…"``) or an object.
+
+    Args:
+        drafter: Also a function ``(token_ids, k) -> token ids``.
+        quantizer: What makes the target out of the model; ``"none"``: the target is the model as it was given.
+        policy: ``"auto"`` is greedy.
+        exact_to: What the output must equal: ``"quantized"``, or ``"full"``, which needs ``quantizer="none"`` so far.
+        verifier: Spec string, or a function from the quantized model to a Verifier.
+        calibration: Prompts, or a file of them (see :func:`quasar.quantizers.calibration.prompts_from`); ``None``:
+            Quasar's own few. They are tokenized as prompts are, chat template included.
+    """
+
+    drafter: Drafter
+    quantizer: Quantizer
+    policy: AcceptancePolicy
+    exact_to: ExactTo
+    verifier: VerifierLike
+    calibration: Sequence[str]
+    specs: Mapping[str, str]
+
+    @classmethod
+    def of(cls, choices: Choices) -> Plan:
+        """Build all strategies but the verifier.
+
+        Raises:
+            InvalidRequestError: An unknown choice, option, name or combination.
+            PluginError: A strategy that does not fit its protocol.
+        """
+        known = list(Choices.__annotations__)
+        if unknown := [name for name in choices if name not in known]:
+            raise InvalidRequestError(f"there is no choice {unknown[0]!r}; choices: {', '.join(known)}, dtype, device")
+        drafter = choices.get("drafter", "ngram")
+        quantizer = choices.get("quantizer", "w8a8")
+        policy = choices.get("policy", "auto")
+        verifier = choices.get("verifier", "causal_lm")
+        registry = default_registry()
+        built: Quantizer = registry.build("quantizer", quantizer)
+        registry.check_spec("verifier", verifier)
+        named = {"drafter": drafter, "quantizer": quantizer, "policy": policy, "verifier": verifier}
+        return cls(
+            drafter=registry.build("drafter", drafter),
+            quantizer=built,
+            policy=registry.build("policy", "greedy" if policy == "auto" else policy),
+            exact_to=_checked_exact_to(choices.get("exact_to", "quantized"), built),
+            verifier=verifier,
+            calibration=_prompts(choices.get("calibration")),
+            specs={kind: _spec_of(strategy) for kind, strategy in named.items()},
+        )
+
+    @property
+    def target_name(self) -> str:
+        """The target, for a reader."""
+        return "the model as it was given" if self.is_full else f"the model quantized by {self.specs['quantizer']}"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the target is the model itself."""
+        return isinstance(self.quantizer, NoQuantizer)
+
+    def calibration_for(self, model: PreTrainedModel, tokenizer: Any) -> list[torch.Tensor] | None:
+        """``[1, T]`` token ids of each calibration prompt; ``None`` where there is no use or no tokenizer for them."""
+        if self.is_full or tokenizer is None:
+            return None
+        encoded = (encode_prompt(tokenizer, prompt)[:_CALIBRATION_TOKENS] for prompt in self.calibration)
+        return [torch.tensor([token_ids], device=model.device) for token_ids in encoded]
+
+    def verifier_of(self, model: Any) -> Verifier:
+        """The verifier over the quantized model."""
+        if isinstance(self.verifier, str):
+            return default_registry().build("verifier", self.verifier, model)  # type: ignore[no-any-return]
+        return self.verifier(model)
+
+    def describe(self, model: PreTrainedModel) -> dict[str, Any]:
+        """For a reader and for JSON; without the single layers."""
+        quantization = {key: value for key, value in self.quantizer.describe().items() if key != "layers"}
+        return {
+            **self.specs,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(model.device),
+            "quantization": quantization,
+        }
+
+
+def _checked_exact_to(exact_to: str, quantizer: Quantizer) -> ExactTo:
+    if exact_to not in ("quantized", "full"):
+        raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
+    if isinstance(quantizer, NoQuantizer):
+        return "full"
+    if exact_to == "full":
+        raise InvalidRequestError(
+            "exact_to='full' with a quantizer is not supported yet; use exact_to='quantized', or quantizer='none', "
+            "whose target is the full model"
+        )
+    return "quantized"
+
+
+def _prompts(calibration: Calibration) -> Sequence[str]:
+    if calibration is None:
+        return own_prompts()
+    return prompts_from(calibration) if isinstance(calibration, str | Path) else calibration
+
+
+def _spec_of(strategy: object) -> str:
+    return strategy if isinstance(strategy, str) else getattr(strategy, "__name__", type(strategy).__name__)

@@ -1,0 +1,28 @@
+"""Fixtures for all tests. No test sees third-party plug-ins unless it asks for them."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TQDM_DISABLE", "1")
+os.environ["QUASAR_PLUGINS"] = ""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
+settings.register_profile("deep", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """SmolLM2-135M-Instruct in float32 with its tokenizer; loaded once. Treat it as read-only."""
+    from quasar.models import load_model
+
+    return load_model("smollm2")

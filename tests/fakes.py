@@ -89,3 +89,18 @@ def scripted(prompt_length: int, target: Sequence[int], k: int, bad: int = 0, vo
         return [(t + 1) % vocab_size if bad and (n + i) % bad == 0 else t for i, t in enumerate(draft)]
 
     return propose
+
+
+class ByteTokenizer:
+    """A tokenizer whose tokens are byte strings, rendered as byte-level tokenizers do: invalid UTF-8 becomes U+FFFD."""
+
+    chat_template = None
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = list(pieces)
+
+    def decode(self, token_ids: Sequence[int], **options: object) -> str:
+        return b"".join(self.pieces[token_id] for token_id in token_ids).decode("utf-8", errors="replace")
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        return repr(self.pieces[token_id])

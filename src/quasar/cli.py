@@ -27,8 +27,7 @@ def main() -> None:
         status = cli.main(prog_name="quasar", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has seen enough; Python must not fail again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_broken_pipes()  # whoever read our output has seen enough
         status = 0
     except (QuasarError, click.ClickException) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
@@ -42,10 +41,24 @@ def main() -> None:
     sys.exit(status or 0)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def _silence_broken_pipes() -> None:
+    """Let Python not fail again when it flushes at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, invoke_without_command=True
+)
 @click.version_option(__version__, prog_name="quasar")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Decode a causal language model faster, with output that is exactly what it is said to be."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @cli.command()
@@ -77,7 +90,7 @@ def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_js
     from quasar.request import Request
 
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = _read_prompt()
     settings = {name: options.pop(name) for name in _SETTINGS}
     Request.of(settings)  # refuse before the model is loaded
     with tracked_by(_progress_bar):
@@ -110,6 +123,15 @@ def _answer(
     if echo:
         print()
     return stream.result
+
+
+def _read_prompt() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise QuasarError(
+            f"standard input is not {error.encoding} text: {error.reason} at byte {error.start}"
+        ) from error
 
 
 def _prepare_terminal() -> None:
@@ -148,7 +170,12 @@ def _print_summary(result: GenerationResult, reference: GenerationResult | None)
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(stderr=True, highlight=False)
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # main decides; rich would end the program with status 1
+
+    # No markup: a spec string in the guarantee may hold brackets.
+    console = PlainConsole(stderr=True, highlight=False, markup=False, emoji=False)
     table = Table("", "tokens", "steps", "acceptance length", "drafted", "accepted", "tokens/s")
     rows = {"this run": result} if reference is None else {"speculative": result, "target alone": reference}
     for name, row in rows.items():

@@ -56,12 +56,16 @@ class IncrementalText:
         self._length_before = len(self._settled_text) + self._stable_in_tail
         self._token_ids.append(token_id)
         in_window = decode_tokens(self._tokenizer, self._token_ids[self._window :])
-        self._tail = in_window[len(self._settled_in_window) :]
+        tail = in_window[len(self._settled_in_window) :]
+        # A token that shows nothing, such as a special one, does not end a run of bytes either.
+        if tail == self._tail:
+            return
+        self._tail = tail
         if self._is_byte_fallback(token_id):
             return
         self._stable_in_tail = len(self._tail) - self._tail.endswith(_REPLACEMENT)
         if self._stable_in_tail == len(self._tail):
-            self._settle()
+            self._settle(in_window)
 
     def find_new(self, strings: Sequence[str]) -> int | None:
         """Where the first of ``strings`` begins that the last token completed; ``None`` if it completed none."""
@@ -70,11 +74,14 @@ class IncrementalText:
         found = [index for string in strings if (index := text.find(string, begin)) >= 0]
         return min(found, default=None)
 
-    def _settle(self) -> None:
+    def _settle(self, in_window: str) -> None:
         self._settled_text += self._tail
-        self._window, self._settled = self._settled, len(self._token_ids)
-        self._settled_in_window = decode_tokens(self._tokenizer, self._token_ids[self._window :])
         self._tail, self._stable_in_tail = "", 0
+        # The window must begin with a token that shows: decoders may strip the space that a text begins with.
+        narrower = decode_tokens(self._tokenizer, self._token_ids[self._settled :])
+        if narrower:
+            self._window = self._settled
+        self._settled, self._settled_in_window = len(self._token_ids), narrower or in_window
 
     def _is_byte_fallback(self, token_id: int) -> bool:
         token = self._tokenizer.convert_ids_to_tokens(token_id)

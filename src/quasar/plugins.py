@@ -100,7 +100,9 @@ def _find() -> Iterator[metadata.EntryPoint]:
 
 
 def _distribution_of(entry_point: metadata.EntryPoint) -> str:
-    return _normalized(entry_point.dist.name) if entry_point.dist else "(no distribution)"
+    # A dist-info without METADATA, as an interrupted installation leaves it, has no name.
+    name = entry_point.dist.name if entry_point.dist else None
+    return _normalized(name) if name else "(unnamed distribution)"
 
 
 def _normalized(name: str) -> str:
@@ -108,7 +110,7 @@ def _normalized(name: str) -> str:
 
 
 def _load(entry_point: metadata.EntryPoint) -> LoadedPlugin:
-    version = entry_point.dist.version if entry_point.dist else "?"
+    version = (entry_point.dist.version if entry_point.dist else None) or "?"
     origin = Origin(_distribution_of(entry_point), version, entry_point.name)
     try:
         plugin = entry_point.load()
@@ -142,7 +144,9 @@ def _entries_of(plugin: object, origin: Origin) -> tuple[Entry, ...]:
     _check_hook_names(manager, plugin, origin)
     entries: list[Entry] = []
     for kind, (hook, protocol) in KINDS.items():
-        for provided in getattr(manager.hook, hook)():
+        caller = getattr(manager.hook, hook)
+        # pluggy drops a result that is None; an implementation without a result forgot its `return`.
+        for provided in caller() or [None] * len(caller.get_hookimpls()):
             entries.extend(_checked_entries(kind, hook, protocol, provided, origin))
     return tuple(entries)
 

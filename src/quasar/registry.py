@@ -8,13 +8,14 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
 from quasar.errors import InvalidRequestError, PluginError, QuasarError, UnknownStrategyError
 from quasar.plugins import KINDS, Entry, LoadedPlugin, Origin, load_plugins
-from quasar.signatures import check_signatures
+from quasar.protocols import Invariance, Need
+from quasar.signatures import check_function, check_signatures
 
 logger = logging.getLogger("quasar")
 
@@ -103,7 +104,7 @@ class Registry:
             PluginError: The factory failed, or what it made does not fit the protocol.
         """
         if not isinstance(spec, str):
-            return _checked(kind, spec, f"the {kind} {spec!r}")
+            return _checked(kind, spec, f"the {kind} {getattr(spec, '__name__', None) or repr(spec)}")
         factory, options, who = self._prepare(kind, spec, len(arguments))
         try:
             strategy = factory(*arguments, **options)
@@ -195,6 +196,18 @@ def _checked(kind: str, strategy: object, who: str) -> Any:
     if kind == "drafter" and callable(strategy) and not hasattr(strategy, "start"):
         from quasar.drafters.function import FunctionDrafter
 
+        check_function(strategy, lambda token_ids, k: (), who)
         return FunctionDrafter(strategy)
     check_signatures(protocol, strategy, who)
+    _check_declared(kind, strategy, who)
     return strategy
+
+
+def _check_declared(kind: str, strategy: Any, who: str) -> None:
+    """Attributes that a loop reads later; a value outside their type would surface far from who set it."""
+    if kind == "verifier" and strategy.invariance not in (known := get_args(Invariance)):
+        raise PluginError(f"{who} declares invariance={strategy.invariance!r}; choose one of {', '.join(known)}")
+    if kind == "drafter":
+        needs, known = strategy.needs, get_args(Need)
+        if not isinstance(needs, frozenset | set) or not needs <= set(known):
+            raise PluginError(f"{who} declares needs={needs!r}; give a frozenset of {', '.join(known)}, maybe empty")

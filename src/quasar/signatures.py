@@ -41,6 +41,11 @@ def check_class(protocol: type, candidate: type, who: str) -> None:
             )
 
 
+def check_function(function: Callable[..., Any], wanted: Callable[..., Any], who: str) -> None:
+    """The same for a function that stands for a whole strategy; ``wanted`` shows how it is called."""
+    _check_call(function, inspect.signature(wanted), who, "")
+
+
 def methods_of(protocol: type) -> Iterator[tuple[str, inspect.Signature]]:
     """The public methods that a protocol asks for, with their signatures as a caller sees them (without ``self``)."""
     for name, member in vars(protocol).items():
@@ -54,10 +59,12 @@ def _check_call(method: Callable[..., Any], wanted: inspect.Signature, got: str,
         signature = signature if bound else _without_self(signature)
     except ValueError:
         return  # a builtin without a signature: the call itself will tell
-    try:
-        signature.bind(*wanted.parameters)
-    except TypeError as error:
-        raise PluginError(f"{got}{_shown(signature)} cannot be called as {rule}{_shown(wanted)}: {error}") from None
+    required = [name for name, parameter in wanted.parameters.items() if parameter.default is parameter.empty]
+    for arguments in (wanted.parameters, required):  # what has a default may be left out by the caller
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            raise PluginError(f"{got}{_shown(signature)} cannot be called as {rule}{_shown(wanted)}: {error}") from None
 
 
 def _without_self(signature: inspect.Signature) -> inspect.Signature:

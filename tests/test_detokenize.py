@@ -1,0 +1,154 @@
+"""Streamed text: what is emitted never changes, adds up to the whole, and ends before a stop string."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from fakes import ByteTokenizer
+from quasar.detokenize import IncrementalText, TextStream, decode_tokens
+from quasar.stopping import Stopping
+
+BYTE_PIECES = [b"a", b" b", b"\xe2", b"\x82", b"\xac", b"\xf0\x9f", b"\x91\x8d", b"\xff", b"\xe6\x97\xa5\xe6", b""]
+
+
+def streamed(tokenizer, blocks, stop=()):
+    """The chunks that a stream emits for blocks of tokens, and the text that is left when it ends."""
+    text = IncrementalText(tokenizer)
+    stopping = Stopping(10**6, stop=stop, text=text)
+    stream, chunks = TextStream(text, stop), []
+    for block in blocks:
+        emission = stopping.truncate(block)
+        if emission.finish_reason is not None:
+            break
+        chunks.append(stream.advance())
+    chunks.append(stream.finish(stopping.text_end))
+    return chunks
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """Sentencepiece style: ``▁`` for a space, unknown characters as runs of byte tokens, a leading space dropped."""
+    pieces = [
+        "<unk>",
+        "▁",
+        "a",
+        "▁b",
+        "日",
+        *(f"<0x{byte:02X}>" for byte in (0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x91, 0x8D, 0xFF)),
+    ]
+    backend = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens([AddedToken("<eos>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+
+
+TOKENIZERS = {"byte level": ByteTokenizer(BYTE_PIECES), "byte fallback": byte_fallback_tokenizer()}
+SIZES = {"byte level": len(BYTE_PIECES), "byte fallback": 14}
+EURO = {"byte level": [2, 3, 4], "byte fallback": [5, 6, 7]}
+
+
+@st.composite
+def blocks_of(draw: st.DrawFn, kind: str) -> list[list[int]]:
+    """Tokens, some of them a euro sign in three, cut into blocks anywhere; e.g. ``[[0, 2], [3], [4, 7]]``."""
+    parts = draw(st.lists(st.lists(st.integers(0, SIZES[kind] - 1), max_size=4) | st.just(EURO[kind]), max_size=8))
+    token_ids = [token_id for part in parts for token_id in part]
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, len(token_ids) - 1)))))
+    blocks = [token_ids[i:j] for i, j in zip([0, *cuts], [*cuts, len(token_ids)], strict=True)]
+    return [block for block in blocks if block]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_chunks_add_up_to_the_decoded_text_for_any_tokens_and_any_cuts(kind):
+    """Valid or not, whole characters or not: the concatenation is what decoding all tokens at once gives."""
+    tokenizer = TOKENIZERS[kind]
+    seen = {"character across blocks": 0, "invalid bytes": 0}
+
+    @settings(max_examples=400)
+    @given(blocks_of(kind))
+    def check(blocks):
+        whole = decode_tokens(tokenizer, [token_id for block in blocks for token_id in block])
+        chunks = streamed(tokenizer, blocks)
+        assert "".join(chunks) == whole
+        assert sum(chunk.count("\ufffd") for chunk in chunks) == whole.count("\ufffd")
+        seen["invalid bytes"] += "\ufffd" in whole
+        for i in range(1, len(blocks)):
+            head = decode_tokens(tokenizer, [token_id for block in blocks[:i] for token_id in block])
+            seen["character across blocks"] += head.endswith("\ufffd") and not whole.startswith(head)
+
+    check()
+    assert min(seen.values()) >= 5, seen
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_invalid_bytes_do_not_stall_the_stream(kind):
+    """After bytes that never become a character, the text goes on at the next token that is one."""
+    tokenizer = TOKENIZERS[kind]
+    bad, good = (7, 0) if kind == "byte level" else (12, 2)
+    chunks = streamed(tokenizer, [[bad], [good], [good], [good]])
+    assert chunks[1:4] == ["\ufffda", "a", "a"]
+
+
+def test_a_stop_string_never_shows_whatever_the_blocks():
+    """The text ends before the earliest stop string, and no chunk lets a part of it out."""
+    tokenizer = ByteTokenizer([b"a", b"b", b"ab", b"\xe2\x82", b"\xac", b"aa", b"c"])
+    seen = {"stopped": 0, "held back": 0}
+
+    @settings(max_examples=400)
+    @given(
+        st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=8),
+        st.lists(st.text("abc€", min_size=1, max_size=4), min_size=1, max_size=3),
+    )
+    def check(blocks, stop):
+        token_ids = [token_id for block in blocks for token_id in block]
+        whole = decode_tokens(tokenizer, token_ids)
+        # The token that first completes a stop string decides; of those that it completes, the one that begins first.
+        prefixes = (decode_tokens(tokenizer, token_ids[: n + 1]) for n in range(len(token_ids)))
+        ends = [[text.find(string) for string in stop if string in text] for text in prefixes]
+        expected = next((whole[: min(found)] for found in ends if found), whole)
+        chunks = streamed(tokenizer, blocks, stop)
+        assert "".join(chunks) == expected
+        seen["stopped"] += expected != whole
+        seen["held back"] += chunks[:-1] != streamed(tokenizer, blocks)[: len(chunks) - 1]
+
+    check()
+    assert min(seen.values()) >= 5, seen
+
+
+def test_special_tokens_do_not_show():
+    """EOS is a token of the output but not of its text."""
+    tokenizer = byte_fallback_tokenizer()
+    eos = tokenizer.eos_token_id
+    assert "".join(streamed(tokenizer, [[3, 2], [eos]])) == "ba"
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize(
+    "text", ["👍", "👨‍👩‍👧‍👦 family", "日本語のテキスト", "한국어", "naïve café — “quoted”", "a\ufffdb"]
+)
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 8])
+def test_smollm2_streams_every_script_in_any_cut(smollm2, text, width):
+    """Emoji, CJK and accents come out whole, also when the budget ends inside a character."""
+    token_ids = smollm2.tokenizer(text)["input_ids"]
+    for n in range(1, len(token_ids) + 1):
+        blocks = [token_ids[:n][i : i + width] for i in range(0, n, width)]
+        chunks = streamed(smollm2.tokenizer, blocks)
+        assert "".join(chunks) == decode_tokens(smollm2.tokenizer, token_ids[:n])
+        if "\ufffd" not in text:
+            assert not any("\ufffd" in chunk for chunk in chunks[:-1])
+
+
+@pytest.mark.real_model
+def test_smollm2_streams_arbitrary_tokens(smollm2):
+    """Random ids, hence invalid UTF-8 most of the time."""
+
+    @given(st.lists(st.lists(st.integers(0, 49151), min_size=1, max_size=6), max_size=6))
+    def check(blocks):
+        whole = decode_tokens(smollm2.tokenizer, [token_id for block in blocks for token_id in block])
+        assert "".join(streamed(smollm2.tokenizer, blocks)) == whole
+
+    check()

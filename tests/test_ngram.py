@@ -1,0 +1,120 @@
+"""Prompt lookup: which continuation is proposed, and that a token costs the same however long the context is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quasar.drafters.ngram import NgramDrafter, NgramSession
+from quasar.errors import InvalidRequestError
+
+
+def propose(token_ids, max_tokens=100, **options):
+    return list(NgramDrafter(**options).start(token_ids).propose(max_tokens).token_ids)
+
+
+def by_search(token_ids: list[int], k: int, max_n: int, min_n: int) -> list[int]:
+    """The definition, by scanning: longest n-gram first, its most recent earlier occurrence, periodic continuation."""
+    for n in range(max_n, min_n - 1, -1):
+        suffix = token_ids[-n:]
+        for begin in range(len(token_ids) - n - 1, -1, -1):
+            if len(suffix) == n and token_ids[begin : begin + n] == suffix:
+                text = list(token_ids)
+                for i in range(k):
+                    text.append(text[begin + n + i])
+                return text[len(token_ids) :]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "options", "draft"),
+    [
+        ([5, 6, 7, 8, 9, 10, 11, 7, 8], {}, [9, 10, 11, 7, 8]),
+        ([5, 6, 7, 8, 9, 10, 11, 7, 8], {"k": 2}, [9, 10]),
+        ([1, 2, 9, 1, 2, 8, 1, 2], {"k": 1}, [8]),
+        ([3, 1, 2, 7, 2, 8, 3, 1, 2], {"k": 1}, [7]),
+        ([3, 1, 2, 7, 2, 8, 3, 1, 2], {"k": 1, "max_n": 1}, [8]),
+        ([1, 2, 3], {}, []),
+        ([1, 2, 1], {"min_n": 2}, []),
+        ([4, 4], {}, [4, 4, 4, 4, 4]),
+        ([1, 2, 1, 2], {"k": 3}, [1, 2, 1]),
+        ([1], {}, []),
+    ],
+)
+def test_the_longest_ngram_is_continued_as_it_last_was(token_ids, options, draft):
+    """Worked by hand: the longest match wins over a shorter, more recent one; repetition continues periodically."""
+    assert propose(token_ids, **options) == draft
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 4), st.data())
+def test_the_index_finds_what_a_scan_finds(token_ids, k, max_n, data):
+    """Built token by token or at once, the index equals the definition."""
+    min_n = data.draw(st.integers(1, max_n))
+    cut = data.draw(st.integers(1, len(token_ids)))
+    drafter = NgramDrafter(k=k, max_n=max_n, min_n=min_n)
+    session = drafter.start(token_ids[:cut])
+    for token_id in token_ids[cut:]:
+        session.commit([token_id], None)
+    expected = by_search(token_ids, k, max_n, min_n)
+    assert list(session.propose(100).token_ids) == expected
+    assert propose(token_ids, k=k, max_n=max_n, min_n=min_n) == expected
+
+
+def test_a_draft_is_no_longer_than_asked():
+    """max_tokens caps k, down to nothing."""
+    assert propose([4, 4], max_tokens=2) == [4, 4]
+    assert propose([4, 4], max_tokens=0) == []
+    assert propose([4, 4], max_tokens=-1) == []
+
+
+class CountingDict(dict):
+    operations = 0
+
+    def __setitem__(self, key, value):
+        self.operations += 1
+        super().__setitem__(key, value)
+
+    def get(self, key, default=None):
+        self.operations += 1
+        return super().get(key, default)
+
+
+def test_a_token_costs_the_same_however_long_the_context_is():
+    """Dictionary operations a token: at most one insertion and one lookup for each n."""
+    session = NgramSession(NgramDrafter())
+    session._follower = CountingDict()
+    session.extend([7, 8, 9])
+    costs = []
+    for step in range(3000):
+        before = session._follower.operations
+        session.propose(5)
+        session.commit([step % 97], None)
+        costs.append(session._follower.operations - before)
+    assert max(costs) <= 6
+    assert max(costs[:100]) == max(costs[-100:])
+
+
+def test_sessions_do_not_share_what_they_have_seen():
+    """Two sequences over one drafter: each drafts from its own text."""
+    drafter = NgramDrafter()
+    first, second = drafter.start([1, 2, 1]), drafter.start([1, 3, 1])
+    assert first.propose(1).token_ids == (2,)
+    assert second.propose(1).token_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k=0, expected an integer of at least 1"),
+        ({"k": 1.5}, "k=1.5"),
+        ({"k": True}, "k=True"),
+        ({"max_n": 0}, "max_n=0"),
+        ({"min_n": "a"}, "min_n='a'"),
+        ({"min_n": 4}, "min_n=4 is greater than max_n=3"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    """The message has the option, the value and what would do."""
+    with pytest.raises(InvalidRequestError, match=message):
+        NgramDrafter(**options)

@@ -129,7 +129,7 @@ def _load(entry_point: metadata.EntryPoint) -> LoadedPlugin:
 
 
 def _broken(origin: Origin, what: str, cause: BaseException) -> LoadedPlugin:
-    error = PluginError(f"plug-in {origin} {what}")
+    error = PluginError(f"plug-in {origin} {' '.join(what.split())}")  # one line, for listings and logs
     error.__cause__ = cause
     return LoadedPlugin(origin, error=error)
 
@@ -158,8 +158,10 @@ def _check_hook_names(manager: pluggy.PluginManager, plugin: object, origin: Ori
         raise PluginError(f"plug-in {origin} implements no hook: mark one of {', '.join(known)} with @quasar.hookimpl")
     for hook in hooks:
         if hook not in known:
-            close = difflib.get_close_matches(hook, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Hooks: {', '.join(known)}."
+            # The prefix that all hooks share would make any name look close.
+            bare = {name.removeprefix("quasar_"): name for name in known}
+            close = difflib.get_close_matches(hook.removeprefix("quasar_"), bare, n=1)
+            hint = f"Did you mean {bare[close[0]]!r}?" if close else f"Hooks: {', '.join(known)}."
             raise PluginError(f"plug-in {origin} implements the unknown hook {hook!r}. {hint}")
 
 

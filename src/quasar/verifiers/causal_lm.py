@@ -22,11 +22,16 @@ class CausalLMVerifier:
         model: In evaluation mode. Its tensors are shared, the model itself is not changed.
 
     Raises:
-        UnsupportedModelError: The model cannot be rolled back (recurrent, hybrid, encoder-decoder).
+        UnsupportedModelError: The model cannot be rolled back (recurrent, hybrid, encoder-decoder), or has no output
+            head.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_can_roll_back(model)
+        if model.get_output_embeddings() is None:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no output head; give the model with it (…ForCausalLM)"
+            )
         self.model: PreTrainedModel = structure_copy(model).eval()
         attends_by_rows = use_row_attention(self.model)
         config = model.config.get_text_config()

@@ -1,0 +1,65 @@
+"""Parts by themselves, with pytest-benchmark: ``pytest benchmarks/bench_parts.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quasar.decode import decode
+from quasar.drafters.ngram import NgramDrafter
+from quasar.kernels.reference import ReferenceKernel
+from quasar.kernels.torch_int8 import TorchInt8Kernel
+from quasar.policies.greedy import GreedyPolicy
+from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
+from quasar.stats import DecodeStats
+from quasar.stopping import Stopping
+from quasar.types import Draft, Verification
+
+
+@pytest.mark.parametrize("context", [100, 10_000, 100_000])
+def bench_ngram_step(benchmark, context):
+    """One propose and one commit; must not grow with the context."""
+    session = NgramDrafter().start([i * 7919 % 1000 for i in range(context)])
+
+    def step():
+        session.propose(5)
+        session.commit([1], None)
+
+    benchmark(step)
+
+
+@pytest.mark.parametrize("width", [1, 6, 16])
+@pytest.mark.parametrize("kernel", [TorchInt8Kernel(), TorchInt8Kernel(split=True), ReferenceKernel()])
+def bench_linear(benchmark, kernel, width):
+    """One 1536 × 576 layer (SmolLM2's up projection)."""
+    values, scales = quantize_symmetric(torch.randn(1536, 576, generator=torch.Generator().manual_seed(0)))
+    executor = kernel.prepare(QuantizedWeight(values, scales, activations="int8_per_token"))
+    inputs = torch.randn(1, width, 576)
+    benchmark(executor, inputs)
+
+
+class Instant:
+    """A verifier that takes no time, so that what is left is the loop."""
+
+    vocab_size, max_length, invariance = 4, None, "bitwise"
+
+    def start(self, prompt_ids, needs=frozenset()):
+        return self
+
+    def verify(self, draft: Draft) -> Verification:
+        return Verification(torch.eye(4)[[0] * (len(draft) + 1)])
+
+    def commit(self, token_ids):
+        pass
+
+
+def bench_loop_of_a_hundred_steps(benchmark):
+    """Everything but drafting and verifying."""
+
+    def run():
+        stops = Stopping(600)
+        parts = {"drafter": NgramDrafter(), "verifier": Instant(), "policy": GreedyPolicy()}
+        for _ in decode([0], **parts, stopping=stops, stats=DecodeStats()):
+            pass
+
+    benchmark(run)

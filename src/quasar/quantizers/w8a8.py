@@ -26,9 +26,10 @@ from quasar.quantizers.layers import (
     skipped_weights,
     structure_copy,
 )
+from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
 from quasar.quantizers.tracing import trace_groups
-from quasar.quantizers.weight import QuantizedLinear, QuantizedWeight, quantize_symmetric
+from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""A quantized weight, and the one module that holds it.
+"""The record between quantizers and kernels.
 
 Every quantizer ends in a :class:`QuantizedWeight`; every kernel executes one. So a new quantizer needs no kernel of
 its own, and a new kernel serves all quantizers.
@@ -10,9 +10,7 @@ from typing import Literal
 
 import attrs
 import torch
-from torch import Tensor, nn
-
-from quasar.protocols import Executor
+from torch import Tensor
 
 ActivationScheme = Literal["none", "int8_per_token"]
 
@@ -81,30 +79,3 @@ def quantize_symmetric(weight: Tensor, bits: int = 8, group_size: int | None = N
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     values = (groups / scales.unsqueeze(2)).round_().clamp_(-largest, largest)
     return values.flatten(1).to(torch.int8), scales
-
-
-class QuantizedLinear(nn.Module):
-    """A linear layer that a kernel executes.
-
-    Args:
-        executor: From a kernel's ``prepare``.
-        bias: ``[out]`` or ``None``; kept in the dtype it has.
-    """
-
-    def __init__(self, executor: Executor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.executor = executor
-        self.out_features, self.in_features = executor.weight.shape
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """``[..., in]`` to ``[..., out]``, same dtype."""
-        outputs = self.executor(inputs)
-        return outputs if self.bias is None else outputs + self.bias
-
-    def extra_repr(self) -> str:
-        weight = self.executor.weight
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"bits={weight.bits}, activations={weight.activations}, executor={type(self.executor).__name__}"
-        )

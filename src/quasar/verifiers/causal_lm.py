@@ -28,7 +28,7 @@ class CausalLMVerifier:
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_can_roll_back(model)
-        if model.get_output_embeddings() is None:
+        if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no output head; give the model with it (…ForCausalLM)"
             )

@@ -333,3 +333,35 @@ def test_a_masked_token_is_no_error():
     """-inf for some tokens of a row is how a constraint looks; the rest is chosen from."""
     verification = Verification(torch.tensor([[-float("inf"), 1.0, -float("inf")]]))
     assert GreedyPolicy().decide(EMPTY_DRAFT, verification) == Verdict(0, 1)
+
+
+@pytest.mark.parametrize("verdict", [Verdict(-1, 1), Verdict(9, 1), Verdict(1, 9), Verdict(0, -1)])
+def test_a_verdict_beyond_draft_or_vocabulary_names_the_policy(verdict):
+    """A policy cannot keep tokens that were not drafted, nor add one that does not exist."""
+
+    class Wild(GreedyPolicy):
+        def decide(self, draft: Draft, verification: Verification) -> Verdict:
+            return verdict
+
+    with pytest.raises(PluginError, match=r"Wild returned Verdict.* n_accepted in 0…3 and next_token in 0…8"):
+        list(
+            decode(
+                (1,),
+                drafter=FunctionDrafter(lambda token_ids, k: [1, 2, 3]),
+                verifier=TableLM(9),
+                policy=Wild(),
+                stopping=Stopping(8),
+                stats=DecodeStats(),
+            )
+        )
+
+
+@pytest.mark.parametrize("proposed", [None, "abc", 7, [None]])
+def test_a_function_that_returns_no_tokens_is_named(proposed):
+    """A function drafter's slip is its own, not a traceback from inside the loop."""
+
+    def guess(token_ids: list[int], k: int):
+        return proposed
+
+    with pytest.raises(PluginError, match=r"drafter guess returned .* expected token ids"):
+        FunctionDrafter(guess).start([1]).propose(3)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quasar.errors import NumericalError, PluginError
-from quasar.protocols import Drafter, DraftSession, Need, Verifier, VerifySession
+from quasar.protocols import AcceptancePolicy, Drafter, DraftSession, Need, Verifier, VerifySession
 from quasar.signatures import check_signatures
-from quasar.types import Draft, Verification
+from quasar.types import Draft, Verdict, Verification
 
 
 def start_drafting(drafter: Drafter, prompt_ids: Sequence[int]) -> DraftSession:
@@ -22,6 +22,19 @@ def start_verifying(verifier: Verifier, prompt_ids: Sequence[int], needs: frozen
     session = verifier.start(prompt_ids, needs)
     check_signatures(VerifySession, session, f"what {type(verifier).__name__}.start returned")
     return session
+
+
+def checked_draft(draft: Draft, max_tokens: int, drafter: Drafter, verifier: Verifier) -> Draft:
+    """The part of a draft that the target can verify.
+
+    Raises:
+        PluginError: It is no draft.
+    """
+    if not isinstance(draft, Draft):
+        raise PluginError(
+            f"a session of {type(drafter).__name__} proposed {type(draft).__name__} {draft!r:.60}, expected a Draft"
+        )
+    return draft.clipped(max_tokens, verifier.vocab_size)
 
 
 def checked_verification(verification: Verification, draft: Draft, verifier: Verifier) -> Verification:
@@ -45,3 +58,17 @@ def checked_verification(verification: Verification, draft: Draft, verifier: Ver
                 f"{len(largest)}: no token can be chosen from them (non-finite weights, or float16 overflow?)"
             )
     return verification
+
+
+def checked_verdict(verdict: Verdict, draft: Draft, policy: AcceptancePolicy, verifier: Verifier) -> Verdict:
+    """Return ``verdict`` if it keeps tokens that were drafted and adds one that the target has.
+
+    Raises:
+        PluginError: It does not.
+    """
+    if 0 <= verdict.n_accepted <= len(draft) and 0 <= verdict.next_token < verifier.vocab_size:
+        return verdict
+    raise PluginError(
+        f"{type(policy).__name__} returned {verdict} for a draft of {len(draft)} tokens; expected n_accepted in "
+        f"0…{len(draft)} and next_token in 0…{verifier.vocab_size - 1}"
+    )

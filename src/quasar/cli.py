@@ -24,8 +24,13 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a console that cannot show a character must not end the program
     try:
-        status = cli.main(prog_name="quasar", standalone_mode=False)
+        # Not cli.main(): click would answer a closed pipe with status 1, and expand a "*" in a prompt on Windows.
+        with cli.make_context("quasar", sys.argv[1:]) as context:
+            cli.invoke(context)
         sys.stdout.flush()
+        status = 0
+    except click.exceptions.Exit as end:  # after --help or --version
+        status = end.exit_code
     except BrokenPipeError:
         _silence_broken_pipes()  # whoever read our output has seen enough
         status = 0
@@ -38,7 +43,7 @@ def main() -> None:
     except Exception:
         traceback.print_exc()
         status = 1
-    sys.exit(status or 0)
+    sys.exit(status)
 
 
 def _silence_broken_pipes() -> None:
@@ -84,6 +89,8 @@ def cli(context: click.Context) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_json: bool, **options: Any) -> None:
     """Answer PROMPT ("-": read it from standard input)."""
+    if compare and no_speculation:
+        raise click.UsageError("--compare compares with decoding without speculation; leave out --no-speculation")
     _prepare_terminal()
     from quasar.pipeline import Pipeline
     from quasar.progress import tracked_by
@@ -96,7 +103,7 @@ def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_js
     with tracked_by(_progress_bar):
         pipeline = Pipeline.from_pretrained(model, **options)
     result = _answer(pipeline, prompt, settings, speculate=not no_speculation, echo=not as_json)
-    reference = pipeline.reference(prompt, **settings) if compare and not no_speculation else None
+    reference = pipeline.reference(prompt, **settings) if compare else None
     if as_json:
         print(json.dumps(_as_json(result, reference, {**pipeline.description, **settings})))
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quasar.checks import checked_verification, start_drafting, start_verifying
+from quasar.checks import checked_draft, checked_verdict, checked_verification, start_drafting, start_verifying
 from quasar.protocols import AcceptancePolicy, Drafter, Verifier
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
@@ -39,10 +39,10 @@ def decode(
     while finish_reason is None:
         max_tokens = stopping.remaining - 1
         with stats.drafting:
-            draft = drafting.propose(max_tokens).clipped(max_tokens, verifier.vocab_size)
+            draft = checked_draft(drafting.propose(max_tokens), max_tokens, drafter, verifier)
         with stats.verifying:
             verification = checked_verification(verifying.verify(draft), draft, verifier)
-        verdict = policy.decide(draft, verification)
+        verdict = checked_verdict(policy.decide(draft, verification), draft, policy, verifier)
         emission = stopping.truncate(verdict.committed(draft))
         verifying.commit(emission.token_ids)
         drafting.commit(emission.token_ids, verification)

@@ -42,10 +42,11 @@ def load_model(
         InvalidRequestError: ``dtype`` or ``device`` is not one.
     """
     place = _as_device(device)
+    number = _as_dtype(dtype, place)
     arguments = _locate(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments)
-        model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=_as_dtype(dtype, place))
+        model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number)
     except (OSError, ValueError, ImportError) as error:
         raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
     return LoadedModel(name, model.to(place).eval(), tokenizer)  # type: ignore[arg-type]
@@ -98,9 +99,11 @@ def _as_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise InvalidRequestError(f"device={device!r} is no torch device: {_first_line(error)}") from error
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidRequestError(f"device={device!r} cannot be used: {_first_line(error)}") from error
+    return place
 
 
 def _as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | str:

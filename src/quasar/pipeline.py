@@ -53,6 +53,8 @@ class Pipeline:
         target_name: str = "the target",
         eos_token_ids: int | Iterable[int] | None = None,
     ) -> None:
+        if exact_to not in ("quantized", "full"):
+            raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
         registry = default_registry()
         self.verifier: Verifier = registry.build("verifier", verifier)
         self.drafter: Drafter = registry.build("drafter", drafter)
@@ -131,8 +133,10 @@ class Pipeline:
     def reference(self, prompt: Prompt | PromptIds, **settings: Unpack[Settings]) -> GenerationResult:
         """The same with the target alone, one token a step; takes token ids as well."""
         request = Request.of(settings)
-        is_text = isinstance(prompt, str) or (isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping))
-        prompt_ids = encode_prompt(self.tokenizer, prompt, raw=request.raw) if is_text else checked_prompt_ids(prompt)  # type: ignore[arg-type]
+        if isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt):
+            prompt_ids = encode_prompt(self.tokenizer, prompt, raw=request.raw)  # type: ignore[arg-type]
+        else:
+            prompt_ids = checked_prompt_ids(prompt)
         return self._start(prompt_ids, request, speculative=False).run()
 
     def _start(self, prompt_ids: list[int], request: Request, *, speculative: bool = True) -> Generation:

@@ -38,7 +38,8 @@ class Choices(TypedDict, total=False):
 
 @attrs.frozen(kw_only=True, eq=False)
 class Plan:
-    """The choices of a pipeline. A strategy is a spec string (``"name:option=value,…"``) or an object.
+    """The choices of a pipeline. A strategy is a spec string (``"name:option=value,…"``) or, but for the verifier,
+    an object.
 
     Args:
         drafter: Also a function ``(token_ids, k) -> token ids``.
@@ -68,13 +69,18 @@ class Plan:
         """
         known = list(Choices.__annotations__)
         if unknown := [name for name in choices if name not in known]:
-            raise InvalidRequestError(f"there is no choice {unknown[0]!r}; choices: {', '.join(known)}, dtype, device")
+            raise InvalidRequestError(f"there is no choice {unknown[0]!r}; choices: {', '.join(known)}")
         drafter = choices.get("drafter", "ngram")
         quantizer = choices.get("quantizer", "w8a8")
         policy = choices.get("policy", "auto")
         verifier = choices.get("verifier", "causal_lm")
         registry = default_registry()
         built: Quantizer = registry.build("quantizer", quantizer)
+        if not isinstance(verifier, str) and not callable(verifier):
+            raise InvalidRequestError(
+                f"verifier={type(verifier).__name__} object: give a spec string, or a function from the quantized "
+                "model to a Verifier; a Verifier that exists already goes to Pipeline(verifier, tokenizer)"
+            )
         registry.check_spec("verifier", verifier)
         named = {"drafter": drafter, "quantizer": quantizer, "policy": policy, "verifier": verifier}
         return cls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,9 +76,13 @@ def checked_prompt_ids(prompt_ids: Any) -> list[int]:
         if len(values) > 1:
             raise InvalidRequestError(f"got a batch of {len(values)} prompts; Quasar decodes one sequence a call")
         values = list(values[0])
-    if not values or not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+    try:
+        token_ids = [operator.index(value) for value in values]  # numpy's integers too
+    except TypeError:
+        token_ids = []
+    if not token_ids or any(isinstance(value, bool) for value in values):
         raise InvalidRequestError(
             f"prompt_ids {_shown(prompt_ids)}: give at least one integer token id, in a sequence or in an integer "
             "tensor [T] or [1, T]"
         )
-    return values
+    return token_ids

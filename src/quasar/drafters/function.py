@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from quasar.errors import PluginError
 from quasar.protocols import Need
 from quasar.types import Draft, Verification
 
@@ -32,7 +33,12 @@ class FunctionSession:
         self._token_ids = list(prompt_ids)
 
     def propose(self, max_tokens: int) -> Draft:
-        return Draft(self._propose(list(self._token_ids), max_tokens))
+        proposed = self._propose(list(self._token_ids), max_tokens)
+        try:
+            return Draft(proposed)
+        except (TypeError, ValueError) as error:
+            name = getattr(self._propose, "__name__", type(self._propose).__name__)
+            raise PluginError(f"the drafter {name} returned {proposed!r:.80}, expected token ids") from error
 
     def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
         self._token_ids.extend(token_ids)

@@ -1,4 +1,4 @@
-"""Prompt lookup: continue the present n-gram as it was continued before (Quasar's drafter, arXiv 2603.01399 §4).
+"""Prompt lookup: continue the present n-gram as it was continued before (Quasar's drafter, arXiv 2603.01399).
 
 The longest n-gram is tried first. Of several earlier occurrences the most recent one is taken (vLLM, which the paper
 runs, takes the first), because text repeats what is near. Where the continuation runs into the end of the text, it

@@ -22,7 +22,10 @@ class ReferenceKernel:
 
 
 class ReferenceExecutor:
-    """Products in float64. Integers times integers are exact there, hence the same for every width."""
+    """Products in float64, where integers times integers are exact.
+
+    Other products are summed in an order that may depend on the width, 29 bits below what float32 can show.
+    """
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self.weight = weight

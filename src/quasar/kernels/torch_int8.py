@@ -3,7 +3,7 @@
 FBGEMM quantizes activations with one scale for the whole call; used directly (torch's dynamic quantization), a row
 then depends on its neighbours. Here each row is divided by a scale of its own and rounded first, the call's scale is
 1, and the row's scale is applied to its result. The products are integers added up in int32, so the result is exact
-and the same for every width.
+(up to 2**24, beyond which float32 rounds it) and the same for every width.
 
 CPUs without VNNI add pairs of products in 16 bits, which saturate with 8-bit activations. There a value a is fed as
 two rows of 7 bits, ``a = 2·hi + lo``: the same integers come out at twice the rows.
@@ -66,6 +66,8 @@ class TorchInt8Executor:
         return QuantizedWeight(unpacked.int_repr(), scales.unsqueeze(1), bits=8, activations="int8_per_token")
 
     def __call__(self, inputs: Tensor) -> Tensor:
+        if inputs.dim() == 1:  # FBGEMM wants rows
+            return self(inputs.unsqueeze(0)).squeeze(0)
         integers, row_scales = quantize_rows(inputs.to(torch.float32))
         if self._scales_after is None:
             products = _products(integers, 128, self._packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -35,16 +36,18 @@ def prompts_from(path: str | Path) -> list[str]:
 
 
 def _paragraphs(content: str) -> list[str]:
-    return [paragraph.strip() for paragraph in content.split("\n\n") if paragraph.strip()]
+    return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", content) if paragraph.strip()]
 
 
 def _from_json_lines(content: str) -> list[str]:
-    records = [json.loads(line) for line in content.splitlines() if line.strip()]
-    return [record if isinstance(record, str) else _text_of(record) for record in records]
+    # Not splitlines(): a JSON string may hold line separators other than these.
+    return [_text_of(json.loads(line)) for line in content.split("\n") if line.strip()]
 
 
-def _text_of(record: dict[str, str]) -> str:
-    for key in _TEXT_KEYS:
-        if key in record:
-            return record[key]
-    raise ValueError(f"a record has none of the keys {', '.join(_TEXT_KEYS)}: {sorted(record)}")
+def _text_of(record: object) -> str:
+    texts = [record[key] for key in _TEXT_KEYS if key in record] if isinstance(record, dict) else [record]
+    if not texts:
+        raise ValueError(f"a record has none of the keys {', '.join(_TEXT_KEYS)}: {record!r:.80}")
+    if not isinstance(texts[0], str):
+        raise ValueError(f"a record has no text, but {texts[0]!r:.80}")
+    return texts[0]

@@ -71,9 +71,11 @@ def skipped_weights(model: nn.Module, quantized: set[str]) -> list[Skipped]:
 
 
 def replace_module(model: nn.Module, name: str, replacement: nn.Module) -> None:
-    """Put ``replacement`` where the module called ``name`` is."""
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, replacement)
+    """Put ``replacement`` where the module called ``name`` is, under every name that it has."""
+    replaced = model.get_submodule(name)
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module is replaced]
+    for parent, _, child in (name.rpartition(".") for name in names):
+        setattr(model.get_submodule(parent), child, replacement)
 
 
 def check_finite(layer: Layer) -> None:

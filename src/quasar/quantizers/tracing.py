@@ -1,6 +1,7 @@
 """Which linear layers consume what a norm, or another linear layer, produces: observed, not looked up by name.
 
-Two patterns are found in any architecture, because all that is watched is which tensors enter which torch functions:
+Two patterns are found in any architecture, because all that is watched is which tensors enter which torch functions.
+The linear layers must consume nothing else, for their columns are multiplied for every input:
 
 - norm → linear: every consumer of a norm's output is a linear layer (q/k/v, gate/up);
 - linear → linear: a linear layer's output enters one product, ``act(gate) * up``, and every consumer of that is a
@@ -10,7 +11,8 @@ Two patterns are found in any architecture, because all that is watched is which
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -45,7 +47,7 @@ class Group:
 
     @property
     def is_norm(self) -> bool:
-        return self.producer.weight.dim() == 1  # type: ignore[operator]
+        return not isinstance(self.producer, nn.Linear)
 
 
 class _Tracer(TorchFunctionMode):
@@ -53,14 +55,25 @@ class _Tracer(TorchFunctionMode):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
-        self._layer_of = {id(layer.module.weight): layer for layer in layers}
+        uses = Counter(id(layer.module.weight) for layer in layers)
+        # A weight that several layers share is none that could be multiplied for one of them.
+        self._layer_of = {key: layer for layer in layers if uses[key := id(layer.module.weight)] == 1}
+        # What each layer consumed; None: something that no group produced.
+        self._sources: defaultdict[str, set[Group | None]] = defaultdict(set)
         # Keyed by id, and by weak reference lest an id that is used again be taken for the old tensor.
         self._factors: dict[int, tuple[weakref.ref[Tensor], Group]] = {}
         self._inputs: dict[int, tuple[weakref.ref[Tensor], Group]] = {}
 
-    def produced(self, output: Tensor, group: Group) -> None:
+    def feeds_only_linear_layers(self, group: Group) -> bool:
+        """Whether the group's consumers are linear layers, and these consume nothing else."""
+        alone = all(self._sources[name] == {group} for name in group.consumers)
+        return bool(group.consumers) and group.other_consumer is None and alone
+
+    def produced(self, output: object, group: Group) -> None:
         """A producer made ``output``: a norm's is the consumers' input, a linear layer's a factor of it."""
-        if group.is_norm:
+        if not isinstance(output, Tensor):
+            group.other_consumer = "a structure"
+        elif group.is_norm:
             self._watch_input(output, group)
         else:
             self._factors[id(output)] = (weakref.ref(output), group)
@@ -68,22 +81,28 @@ class _Tracer(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        factor_of = self._note_consumers(func, (*args, *(kwargs or {}).values()))
+        factor_of = None
+        if getattr(getattr(func, "__self__", None), "__name__", "") not in _HARMLESS_ATTRIBUTES:
+            factor_of = self._note_consumers(func, tuple(_flat((*args, *(kwargs or {}).values()))))
         result = func(*args, **(kwargs or {}))
-        if factor_of is not None:
+        if factor_of is not None and result.shape[-1] == factor_of.producer.out_features:
             self._watch_input(result, factor_of)
+        elif factor_of is not None:
+            factor_of.other_consumer = "a product over other channels"
         return result
 
     def _note_consumers(self, func: Callable[..., Any], arguments: tuple[Any, ...]) -> Group | None:
         """Note what consumes what; returns the group that ``func`` makes the consumers' input of, if it does."""
         name = getattr(func, "__name__", str(func))
         factor_of = None
+        consumer = self._layer_of.get(id(arguments[1])) if func is nn.functional.linear else None
         for argument in arguments:
-            if (group := _find(self._inputs, argument)) is not None:
-                layer = self._layer_of.get(id(arguments[1])) if func is nn.functional.linear else None
-                if layer is not None:
-                    group.consumers[layer.name] = layer
-                elif getattr(getattr(func, "__self__", None), "__name__", "") not in _HARMLESS_ATTRIBUTES:
+            if (layer := self._layer_of.get(id(argument))) is not None:
+                self._sources[layer.name].add(_find(self._inputs, arguments[0]) if layer is consumer else None)
+            elif (group := _find(self._inputs, argument)) is not None:
+                if consumer is not None:
+                    group.consumers[consumer.name] = consumer
+                else:
                     group.other_consumer = name
             elif (group := _find(self._factors, argument)) is not None:
                 if name in _PRODUCTS and factor_of is None:
@@ -98,6 +117,14 @@ class _Tracer(TorchFunctionMode):
         self._inputs[id(tensor)] = (weakref.ref(tensor), group)  # from here on, using it counts as consuming it
 
 
+def _flat(arguments: Iterable[object]) -> Iterator[object]:
+    for argument in arguments:
+        if isinstance(argument, list | tuple):  # as of cat and stack
+            yield from _flat(argument)
+        else:
+            yield argument
+
+
 def _find(watched: dict[int, tuple[weakref.ref[Tensor], Group]], argument: object) -> Group | None:
     reference, group = watched.get(id(argument), (None, None))
     return group if reference is not None and reference() is argument else None
@@ -105,7 +132,7 @@ def _find(watched: dict[int, tuple[weakref.ref[Tensor], Group]], argument: objec
 
 @torch.no_grad()
 def trace_groups(model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]) -> list[Group]:
-    """Run the model on the calibration prompts; returns the groups whose consumers are linear layers and nothing else.
+    """Run the model on the calibration prompts; returns the groups that can be smoothed.
 
     Args:
         model: The full model; not mutated.
@@ -126,7 +153,7 @@ def trace_groups(model: nn.Module, layers: Sequence[Layer], calibration: Sequenc
     finally:
         for hook in hooks:
             hook.remove()
-    return [group for group in groups if group.consumers and group.other_consumer is None]
+    return [group for group in groups if tracer.feeds_only_linear_layers(group)]
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""W8A8, the recipe of Quasar (arXiv 2603.01399 §4): int8 weights and int8 activations, smoothed.
+"""W8A8, the recipe of Quasar (arXiv 2603.01399): int8 weights and int8 activations, smoothed.
 
 Weights: symmetric, one scale an output channel. Activations: symmetric, one scale a token, found at run time.
 Smoothing is folded into the norms (see :mod:`quasar.quantizers.smoothing`). Embeddings, norms, attention and the

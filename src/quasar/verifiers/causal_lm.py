@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.protocols import Invariance, Need
 from quasar.quantizers.layers import structure_copy
+from quasar.quantizers.linear import QuantizedLinear
 from quasar.types import Draft, Verification
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
 from quasar.verifiers.cache import check_can_roll_back, new_cache, roll_back
@@ -37,7 +39,7 @@ class CausalLMVerifier:
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
-        self.invariance: Invariance = "argmax" if attends_by_rows and _keeps_rounding_small(model) else "none"
+        self.invariance: Invariance = "argmax" if attends_by_rows and _keeps_rounding_small(self.model) else "none"
 
     def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> CausalLMSession:
         unknown = needs - {"logits", "hidden_states"}
@@ -93,5 +95,18 @@ class CausalLMSession:
 
 
 def _keeps_rounding_small(model: PreTrainedModel) -> bool:
-    # In 16 bits the width of a matrix product moves more than the last bits of a logit.
-    return model.dtype in (torch.float32, torch.float64)
+    # In 16 bits the width of a matrix product moves more than the last bits of a logit. So it does where a product in
+    # floating point (experts, a router) is followed by one of integers: a last bit becomes a whole rounding step.
+    return model.dtype in (torch.float32, torch.float64) and not _mixes_products(model)
+
+
+def _mixes_products(model: PreTrainedModel) -> bool:
+    modules = list(model.modules())
+    executed = [module.executor.weight.activations for module in modules if isinstance(module, QuantizedLinear)]
+    if not any(scheme == "int8_per_token" for scheme in executed):
+        return False
+    if "none" in executed:
+        return True
+    last = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    floating = (module for module in modules if module is not last and not isinstance(module, nn.Embedding))
+    return any(parameter.dim() >= 2 for module in floating for parameter in module.parameters(recurse=False))

@@ -1,0 +1,504 @@
+"""The command line: what is printed where, with which exit status, and what it does not wait for."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quasar
+from quasar import cli
+from quasar.pipeline import Pipeline
+from quasar.types import Verdict
+from toys import CHAT_TEMPLATE, toy_pipeline
+
+PROMPT = "the cat sat"
+TEXT = toy_pipeline().generate(PROMPT, max_new_tokens=12).text
+
+
+class KeepAll:
+    """A lossy policy."""
+
+    lossless = False
+
+    def decide(self, draft, verification):
+        return Verdict(len(draft), int(verification.logits[-1].argmax()))
+
+
+@pytest.fixture
+def quasar_command(monkeypatch, capsys):
+    """Run the command line in this process; returns exit status, standard output and standard error."""
+
+    def run(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["quasar", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return exit_.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """``generate`` decodes with the toy pipeline; returns the arguments that the pipeline was asked for with."""
+    asked = []
+
+    def from_pretrained(name, **choices):
+        asked.append((name, choices))
+        return toy_pipeline(chat_template=CHAT_TEMPLATE)
+
+    monkeypatch.setattr(Pipeline, "from_pretrained", from_pretrained)
+    return asked
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Loading a model fails the test."""
+
+    def load(*arguments, **options):
+        pytest.fail("a model was loaded")
+
+    monkeypatch.setattr("quasar.pipeline.load_model", load)
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """A fresh interpreter, which sees no plug-ins unless ``QUASAR_PLUGINS`` is given."""
+    path = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "QUASAR_PLUGINS": "", **environment, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, env=env, timeout=120, check=False)
+
+
+def imported_by(process: subprocess.CompletedProcess) -> set[str]:
+    """Top-level packages in the report of ``-X importtime``."""
+    lines = process.stderr.decode().splitlines()
+    return {line.split("|")[-1].strip().split(".")[0] for line in lines if line.startswith("import time:")}
+
+
+def install_plugin(folder: Path, source: str, name: str = "acme") -> None:
+    """Put a plug-in into a folder as pip would leave it."""
+    (folder / f"{name}_plugin.py").write_text(source, encoding="utf-8")
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[quasar]\n{name} = {name}_plugin\n", encoding="utf-8")
+
+
+# What the program does not wait for
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"], ["plugins"], []])
+def test_help_and_listing_import_nothing_heavy(arguments):
+    """torch alone takes seconds; nobody who asks for help waits for it."""
+    process = run_python("-X", "importtime", "-m", "quasar", *arguments)
+    assert process.returncode == 0
+    packages = imported_by(process)
+    assert {"quasar", "click"} <= packages
+    assert not packages & {"torch", "transformers", "rich", "numpy", "hypothesis"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]])
+def test_help_loads_no_plugin(tmp_path, arguments):
+    """A plug-in that is slow or broken at import does not touch what needs no plug-in."""
+    install_plugin(tmp_path, "print('imported'); raise SystemExit(7)")
+    process = run_python("-m", "quasar", *arguments, QUASAR_PLUGINS="acme", PYTHONPATH=str(tmp_path))
+    assert process.returncode == 0
+    assert b"imported" not in process.stdout
+    assert process.stderr == b""
+
+
+def test_the_version_is_that_of_the_package(quasar_command):
+    """For bug reports."""
+    assert quasar_command("--version") == (0, f"quasar, version {quasar.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_without_a_command_there_is_help(quasar_command, arguments):
+    """Several lines on standard output, and no error."""
+    status, out, err = quasar_command(*arguments)
+    assert (status, err) == (0, "")
+    assert out.startswith("Usage: quasar [OPTIONS] ")
+    assert "  generate" in out
+    assert "  plugins" in out
+
+
+# A user's mistakes
+
+
+MISTAKES = {
+    "unknown command": (["gen"], "No such command 'gen'"),
+    "unknown option": (["generate", "x", "--max-token", "5"], "No such option"),
+    "no prompt": (["generate"], "Missing argument 'PROMPT'"),
+    "no number": (["generate", "x", "--max-new-tokens", "many"], "'many' is not a valid integer"),
+    "sampling": (["generate", "x", "--temperature", "0.7"], "temperature=0.7: sampling is not supported yet"),
+    "negative temperature": (["generate", "x", "--temperature", "-1"], "temperature=-1.0: give a number of at least 0"),
+    "no budget": (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens=0: give an integer of at least 1"),
+    "empty stop": (["generate", "x", "--stop", ""], "stop=['']: each stop must be a non-empty string"),
+    "top-k": (["generate", "x", "--top-k", "0"], "top_k=0: give an integer of at least 1, or None"),
+    "top-p": (["generate", "x", "--top-p", "2"], "top_p=2.0: give a number above 0 and up to 1, or None"),
+    "exact to whom": (["generate", "x", "--exact-to", "me"], "'me' is not one of 'quantized', 'full'"),
+    "exact to full": (["generate", "x", "--exact-to", "full"], "use exact_to='quantized', or quantizer='none'"),
+    "drafter": (["generate", "x", "--drafter", "ngrm"], "no drafter named 'ngrm'; installed: ngram ("),
+    "quantizer": (["generate", "x", "--quantizer", "w8a"], "no quantizer named 'w8a'; installed: none ("),
+    "policy": (["generate", "x", "--policy", "greed"], "no policy named 'greed'; installed: greedy ("),
+    "verifier": (["generate", "x", "--verifier", "causal"], "no verifier named 'causal'; installed: causal_lm ("),
+    "option": (["generate", "x", "--drafter", "ngram:kk=5"], "has no option 'kk'; its options: k, max_n, min_n"),
+    "option value": (["generate", "x", "--drafter", "ngram:k=0"], "ngram: k=0, expected an integer of at least 1"),
+    "verifier option": (["generate", "x", "--verifier", "causal_lm:k=1"], "has no option 'k'; its options: none"),
+    "spec": (["generate", "x", "--drafter", "ngram:k"], "'k' in 'ngram:k' is not option=value"),
+    "calibration": (["generate", "x", "--calibration", "nowhere.txt"], "cannot be read from nowhere.txt"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_status_2_before_any_model_is_loaded(quasar_command, no_model, arguments, message):
+    """Nothing on standard output, no traceback, and no waiting for a model that cannot be used so."""
+    status, out, err = quasar_command(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("quasar: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("./nowhere", "there is no folder nowhere; give a folder, a .gguf file, a Hub id or 'smollm2'"),
+        ("nowhere.gguf", "there is no file nowhere.gguf; give a .gguf file, a folder, a Hub id or 'smollm2'"),
+    ],
+)
+def test_a_model_that_is_not_there_is_a_mistake(quasar_command, model, message):
+    """One line that says what was looked for."""
+    status, out, err = quasar_command("generate", "x", "--model", model)
+    assert (status, out, err) == (2, "", f"quasar: {message}\n")
+
+
+def test_a_fault_of_ours_is_a_traceback_and_status_1(quasar_command, monkeypatch):
+    """So that it can be reported."""
+
+    def fail(*arguments, **options):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(Pipeline, "from_pretrained", fail)
+    status, out, err = quasar_command("generate", "x")
+    assert (status, out) == (1, "")
+    assert "Traceback" in err
+    assert "ZeroDivisionError: ours" in err
+
+
+def test_an_interrupt_is_quiet(quasar_command, monkeypatch):
+    """Ctrl-C while a model loads ends with the status of an interrupt and prints no traceback."""
+
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Pipeline, "from_pretrained", interrupt)
+    assert quasar_command("generate", "x") == (130, "", "")
+
+
+# generate
+
+
+def test_the_text_goes_to_standard_output_and_everything_else_to_standard_error(quasar_command, toy):
+    """The text can be piped on; the table and the guarantee are for the person."""
+    status, out, err = quasar_command("generate", PROMPT, "--raw", "--max-new-tokens", "12")
+    assert (status, out) == (0, TEXT + "\n")
+    assert "this run" in err
+    assert "guarantee: full: the tokens equal those of the target" in err
+    assert "target alone" not in err
+
+
+def test_the_options_reach_the_pipeline(quasar_command, toy):
+    """Model and strategies as they were written; what was not, by its default."""
+    quasar_command(
+        "generate", "x", "--model", "m", "--drafter", "ngram:k=2", "--policy", "greedy", "--dtype", "float32"
+    )
+    quasar_command("generate", "x")
+    defaults = {
+        "drafter": "ngram",
+        "quantizer": "w8a8",
+        "policy": "auto",
+        "verifier": "causal_lm",
+        "exact_to": "quantized",
+        "dtype": None,
+        "device": None,
+        "calibration": None,
+    }
+    assert toy == [
+        ("m", {**defaults, "drafter": "ngram:k=2", "policy": "greedy", "dtype": "float32"}),
+        ("smollm2", defaults),
+    ]
+
+
+def test_a_prompt_gets_the_chat_template_unless_it_is_raw(quasar_command, toy):
+    """As by Pipeline.generate."""
+    _, templated, _ = quasar_command("generate", PROMPT, "--max-new-tokens", "12")
+    _, raw, _ = quasar_command("generate", PROMPT, "--max-new-tokens", "12", "--raw")
+    expected = toy_pipeline(chat_template=CHAT_TEMPLATE).generate(PROMPT, max_new_tokens=12).text
+    assert (templated, raw) == (f"{expected}\n", f"{TEXT}\n")
+    assert templated != raw
+
+
+def test_compare_decodes_once_more_and_says_whether_the_tokens_are_identical(quasar_command, toy):
+    """Two rows and a verdict, on standard error."""
+    status, out, err = quasar_command("generate", PROMPT, "--raw", "--compare", "--max-new-tokens", "12")
+    assert (status, out) == (0, TEXT + "\n")
+    assert "speculative" in err
+    assert "target alone" in err
+    assert "identical: all 12 tokens equal those of the target decoded one token a step" in err
+    assert "NOT" not in err
+
+
+def test_a_difference_is_said_with_its_position(quasar_command, monkeypatch):
+    """A lossy policy keeps a draft that the target would not have said."""
+    lossy = toy_pipeline(policy=KeepAll(), drafter=lambda token_ids, k: [5] * min(k, 3))
+    monkeypatch.setattr(Pipeline, "from_pretrained", lambda name, **_: lossy)
+    arguments = ["generate", PROMPT, "--max-new-tokens", "12", "--compare"]
+    status, _, err = quasar_command(*arguments)
+    assert status == 0
+    assert "NOT identical: the tokens differ from position 0 on" in err
+    assert "guarantee: none: KeepAll is lossy" in err
+    found = json.loads(quasar_command(*arguments, "--json")[1])
+    assert found["reference"]["identical"] is False
+    assert found["reference"]["token_ids"] != found["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reference", "verdict"),
+    [
+        ((1, 2, 3), (1, 2, 3), "identical: all 3 tokens"),
+        ((1, 2, 3), (1, 5, 3), "NOT identical: the tokens differ from position 1 on"),
+        ((1, 2, 3), (1, 2), "NOT identical: the tokens differ from position 2 on"),
+        ((1,), (1, 2), "NOT identical: the tokens differ from position 1 on"),
+    ],
+)
+def test_the_comparison_is_made_not_assumed(tokens, reference, verdict):
+    """It names the first position at which the two part."""
+    assert cli._comparison(tokens, reference).startswith(verdict)
+
+
+KEYS = ["text", "token_ids", "finish_reason", "guarantee", "stats", "config"]
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"), [([], KEYS), (["--compare"], [*KEYS, "reference"]), (["--no-speculation"], KEYS)]
+)
+def test_json_is_one_object_of_ascii(quasar_command, toy, options, keys):
+    """Fixed keys, one line, nothing else on either stream; it survives any console encoding."""
+    arguments = ["generate", PROMPT, "--raw", "--json", "--max-new-tokens", "12", "--stop", "★ 👍", "--seed", "3"]
+    status, out, err = quasar_command(*arguments, *options)
+    assert (status, err) == (0, "")
+    assert out.isascii()
+    assert out.count("\n") == 1
+    found = json.loads(out)
+    assert list(found) == keys
+    result = toy_pipeline().generate(PROMPT, max_new_tokens=12)
+    assert (found["text"], found["token_ids"]) == (result.text, list(result.token_ids))
+    assert found["finish_reason"] == "length"
+    assert list(found["stats"]) == list(result.stats)
+    settings = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None, "seed": 3, "raw": True}
+    assert found["config"] == {"exact_to": "full", "invariance": "bitwise", **settings, "stop": ["★ 👍"]}
+    if "reference" in keys:
+        assert list(found["reference"]) == ["identical", "token_ids", "stats"]
+        assert found["reference"]["identical"] is True
+        assert found["reference"]["token_ids"] == found["token_ids"]
+
+
+def test_without_speculation_the_target_decodes_alone(quasar_command, toy):
+    """One token a step, no drafts, and a guarantee that says so."""
+    arguments = ["generate", PROMPT, "--raw", "--max-new-tokens", "12", "--no-speculation"]
+    assert quasar_command(*arguments)[1] == TEXT + "\n"
+    found = json.loads(quasar_command(*arguments, "--json")[1])
+    assert (found["stats"]["steps"], found["stats"]["drafted_tokens"]) == (12, 0)
+    assert found["guarantee"].endswith("itself, one token a step")
+
+
+def test_stop_may_be_given_twice(quasar_command, toy):
+    """The earlier of the two ends the text."""
+    first, second = TEXT.split()[3], TEXT.split()[6]
+    for stops in ((first, second), (second, first)):
+        arguments = [part for stop in stops for part in ("--stop", stop)]
+        status, out, _ = quasar_command("generate", PROMPT, "--raw", "--max-new-tokens", "12", *arguments)
+        assert (status, out) == (0, TEXT.partition(first)[0] + "\n")
+
+
+def test_a_dash_reads_the_prompt_from_standard_input(quasar_command, toy, monkeypatch):
+    """So that a prompt may be long."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT + "\n"))
+    status, out, _ = quasar_command("generate", "-", "--raw", "--max-new-tokens", "12")
+    assert (status, out) == (0, TEXT + "\n")
+
+
+def test_standard_input_that_is_no_text_is_a_mistake(quasar_command, toy, monkeypatch):
+    """A file in another encoding: one line, no traceback."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 "), encoding="utf-8"))
+    status, out, err = quasar_command("generate", "-")
+    assert (status, out) == (2, "")
+    assert err == "quasar: standard input is not utf-8 text: invalid continuation byte at byte 3\n"
+
+
+def test_an_argument_that_is_no_text_is_a_mistake(quasar_command, toy):
+    """Bytes that the locale cannot decode arrive as surrogates."""
+    status, out, err = quasar_command("generate", "caf\udce9")
+    assert (status, out) == (2, "")
+    assert "half a character: it was read with a wrong encoding; give UTF-8" in err
+
+
+def test_brackets_in_a_spec_are_printed_as_they_are(quasar_command, monkeypatch):
+    """The guarantee quotes the quantizer's spec, and that is no markup."""
+    target = "the model quantized by w8a8:exclude=[/b] :smile:"
+    monkeypatch.setattr(Pipeline, "from_pretrained", lambda name, **_: toy_pipeline(target_name=target))
+    status, _, err = quasar_command("generate", PROMPT, "--max-new-tokens", "3")
+    assert status == 0
+    assert target in err
+
+
+# Consoles and pipes
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_console_that_cannot_show_a_character_gets_a_question_mark(toy, monkeypatch, encoding):
+    """The text goes on, the status is 0, and there is no traceback."""
+    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(sys, "argv", ["quasar", "generate", PROMPT, "--raw", "--max-new-tokens", "40"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams.values())
+    text = toy_pipeline().generate(PROMPT, max_new_tokens=40).text
+    assert exit_.value.code == 0
+    assert out.strip() == text.encode(encoding, errors="replace").decode(encoding)
+    assert "?" in out
+    assert not text.isascii()
+    assert "guarantee: full" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_the_console_s_encoding_is_that_of_the_environment(tmp_path, encoding):
+    """The same in a process of its own: a cause that the console cannot show."""
+    install_plugin(tmp_path, "raise ImportError('no ★ today')")
+    environment = {"QUASAR_PLUGINS": "acme", "PYTHONPATH": str(tmp_path), "PYTHONIOENCODING": encoding}
+    listing = run_python("-m", "quasar", "plugins", **environment)
+    assert (listing.returncode, listing.stderr) == (0, b"")
+    assert b"ImportError: no ? today" in listing.stdout
+    strict = run_python("-m", "quasar", "plugins", "--strict", **environment)
+    assert strict.returncode == 2
+    assert b"ImportError: no ? today" in strict.stderr
+    assert b"Traceback" not in strict.stderr
+    as_json = run_python("-m", "quasar", "plugins", "--json", **environment)
+    assert json.loads(as_json.stdout)[-1]["cause"].endswith("no ★ today")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_pipe_ends_quietly(toy, monkeypatch, closed):
+    """Whoever reads the text, or the table, may go: status 0, and nothing is left to fail at exit."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    other = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with open(writing, "w", encoding="utf-8") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe if closed == "stdout" else other)
+        monkeypatch.setattr(sys, "stderr", pipe if closed == "stderr" else other)
+        monkeypatch.setattr(sys, "argv", ["quasar", "generate", PROMPT, "--raw", "--max-new-tokens", "12"])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        pipe.flush()
+    assert exit_.value.code == 0
+    assert other.buffer.getvalue().decode() == ("" if closed == "stdout" else TEXT + "\n")
+
+
+def test_a_reader_that_leaves_ends_the_process_quietly():
+    """As ``quasar plugins | head -c0``: status 0, and Python does not complain at exit."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        process = subprocess.run(
+            [sys.executable, "-m", "quasar", "plugins"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "QUASAR_PLUGINS": ""},
+            timeout=120,
+            check=False,
+        )
+    assert (process.returncode, process.stderr) == (0, b"")
+
+
+# plugins
+
+
+def test_the_listing_names_kind_name_origin_version_and_status(quasar_command):
+    """One line each under a head, in columns."""
+    status, out, err = quasar_command("plugins")
+    head, *rows = [line.split() for line in out.splitlines()]
+    assert (status, err) == (0, "")
+    assert head == ["KIND", "NAME", "ORIGIN", "VERSION", "STATUS"]
+    assert ["drafter", "ngram", "quasar-decode", quasar.__version__, "ok"] in rows
+    assert {row[0] for row in rows} == {"drafter", "verifier", "quantizer", "policy", "kernel"}
+
+
+@pytest.fixture
+def acme(tmp_path, monkeypatch):
+    """A broken plug-in and one that wants a built-in's name."""
+    install_plugin(tmp_path, "raise ImportError('libacme.so is\\nmissing')", "acmebroken")
+    source = (
+        "import quasar\n@quasar.hookimpl\ndef quasar_drafters():\n    return {'ngram': 'acme:It', 'other': 'acme:It'}\n"
+    )
+    install_plugin(tmp_path, source, "acmetwin")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("QUASAR_PLUGINS", "acmebroken,acmetwin")
+    yield
+    for name in ("acmebroken_plugin", "acmetwin_plugin"):
+        sys.modules.pop(name, None)
+
+
+def test_plugins_json_has_a_fixed_schema(quasar_command, acme):
+    """Every row has the same keys; a broken plug-in is a row with its cause, and so is a name that is taken."""
+    status, out, err = quasar_command("plugins", "--json")
+    rows = json.loads(out)
+    assert (status, err) == (0, "")
+    assert all(list(row) == ["kind", "name", "origin", "version", "entry_point", "status", "cause"] for row in rows)
+    assert {row["status"] for row in rows} == {"ok", "shadowed", "broken"}
+    assert all((row["cause"] is None) == (row["status"] == "ok") for row in rows)
+    *_, shadowed, broken = rows
+    assert [shadowed[key] for key in ("kind", "name", "origin")] == ["drafter", "ngram", "acmetwin"]
+    assert "provides that name already" in shadowed["cause"]
+    assert [broken[key] for key in ("kind", "name", "origin", "version", "entry_point")] == [
+        *("plug-in", "acmebroken", "acmebroken", "1.0", "acmebroken"),
+    ]
+    assert broken["cause"] == (
+        "plug-in acmebroken 1.0 [acmebroken] cannot be loaded: ImportError: libacme.so is missing"
+    )
+
+
+def test_the_listing_goes_on_after_a_broken_plugin_and_says_why(quasar_command, acme):
+    """It is listed, not dropped; others are there as well."""
+    status, out, _ = quasar_command("plugins")
+    assert status == 0
+    assert "broken: plug-in acmebroken 1.0 [acmebroken] cannot be loaded: ImportError: libacme.so is missing" in out
+    assert "shadowed: drafter 'ngram' of acmetwin 1.0 [acmetwin] is ignored" in out
+    assert any(line.split()[:3] == ["drafter", "other", "acmetwin"] for line in out.splitlines())
+
+
+def test_strict_makes_problems_a_status(quasar_command, acme, monkeypatch):
+    """For CI: 2 and one line with all of them, after the whole listing; 0 where there are none."""
+    status, out, err = quasar_command("plugins", "--strict")
+    assert status == 2
+    assert "acmetwin" in out
+    assert err.startswith("quasar: 2 problem(s): plug-in acmebroken 1.0 [acmebroken] cannot be loaded: ")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("QUASAR_PLUGINS", "")
+    assert quasar_command("plugins", "--strict")[0] == 0
+
+
+def test_a_comparison_without_speculation_is_refused(quasar_command):
+    """There would be nothing to compare."""
+    status, out, err = quasar_command("generate", PROMPT, "--compare", "--no-speculation")
+    assert (status, out) == (2, "")
+    assert "--compare" in err
+    assert "--no-speculation" in err

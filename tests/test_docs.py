@@ -1,0 +1,285 @@
+"""The documentation says what the code says: signatures, names, options, keys; and its snippets run."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from click.testing import CliRunner
+
+from quasar import GenerationResult, Pipeline, cli, hookspecs, plugins, protocols, registry
+from quasar.drafters.ngram import NgramDrafter
+from quasar.guarantees import guarantee_of, guarantee_of_reference
+from quasar.plan import Choices
+from quasar.policies.greedy import GreedyPolicy
+from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.request import Request
+from quasar.signatures import check_class
+from quasar.stats import DecodeStats
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "quasar"
+PAGES = sorted(page.name for page in DOCS.glob("*.md"))
+EXAMPLE = ROOT / "plugins" / "quasar-example"
+CODE = re.compile(r"`([^`]+)`")
+
+
+def text_of(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def prose_of(page: str) -> str:
+    """The page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def headings(page: str) -> list[str]:
+    """The headings that are code and nothing else, without the backticks."""
+    return re.findall(r"^#+ `([^`]+)`$", prose_of(page), flags=re.MULTILINE)
+
+
+def snippets(path: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below a heading, down to the next one."""
+    parts = re.split(r"^#+ (.+)$", prose_of(page), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))[heading]
+
+
+def first_column(page: str, heading: str) -> list[str]:
+    """The code in the first cells of the tables below a heading."""
+    return re.findall(r"^\| `([^`]+)` \|", section(page, heading), flags=re.MULTILINE)
+
+
+def signature(function, *, bound: bool = True) -> str:
+    """As a reader wants it: without annotations, and without ``self`` where that is not passed."""
+    shown = inspect.signature(function)
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in shown.parameters.values()]
+    return str(shown.replace(parameters=parameters[not bound :], return_annotation=inspect.Signature.empty))
+
+
+def numbered(pages: list[str]):
+    """Each snippet of the pages, as a parameter named after its page and place."""
+    return [
+        pytest.param(page, i, id=f"{page}-{i}") for page in pages for i, _ in enumerate(snippets(DOCS / page), start=1)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The models of the snippets are too small to share: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(page: str, i: int) -> dict[str, object]:
+    namespace: dict[str, object] = {"__name__": "snippet"}
+    exec(compile(snippets(DOCS / page)[i - 1], f"{page}, snippet {i}", "exec"), namespace)
+    return namespace
+
+
+HOOKS = [name for name, value in vars(hookspecs).items() if hasattr(value, "quasar_spec")]
+PROTOCOLS = [p for p in vars(protocols).values() if inspect.isclass(p) and p.__module__ == protocols.__name__]
+
+
+def test_every_hook_has_a_heading_with_its_signature():
+    assert HOOKS
+    assert headings("hooks.md") == [f"{hook}{signature(getattr(hookspecs, hook))}" for hook in HOOKS]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_example_of_a_hook_declares_it(hook):
+    namespace = run("hooks.md", HOOKS.index(hook) + 1)
+    assert hasattr(namespace[hook], "quasar_impl")
+    provided = namespace[hook]()
+    assert len(provided) == 1
+    assert all(isinstance(name, str) and isinstance(factory, str) for name, factory in provided.items())
+
+
+def test_every_protocol_and_each_of_its_methods_has_a_heading_with_its_signature():
+    expected = set()
+    for protocol in PROTOCOLS:
+        expected.add(protocol.__name__)
+        for name, member in vars(protocol).items():
+            if inspect.isfunction(member) and member.__module__ == protocols.__name__:
+                expected.add(f"{protocol.__name__}.{name}{signature(member, bound=False)}")
+    assert len(expected) > 2 * len(PROTOCOLS) - 1
+    assert set(headings("protocols.md")) == expected
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.__name__)
+def test_the_attributes_of_a_protocol_are_listed(protocol):
+    listed = re.findall(r"^- `(\w+)`:", section("protocols.md", f"`{protocol.__name__}`"), flags=re.MULTILINE)
+    assert listed == list(protocol.__annotations__)
+
+
+def test_structure_names_every_module_once():
+    modules = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+    assert sorted(first_column("structure.md", "`src/quasar`")) == modules
+
+
+def test_structure_names_every_plugin_of_the_repository():
+    for package in (ROOT / "plugins").glob("*/pyproject.toml"):
+        assert f"`plugins/{package.parent.name}`" in text_of("structure.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_names_exist(page):
+    for name in CODE.findall(prose_of(page)):
+        if re.fullmatch(r"[\w/.-]*/[\w.-]+\.py", name):
+            assert (ROOT / name).is_file() or (SOURCE / name).is_file(), name
+
+
+def test_every_page_is_in_the_table_of_contents():
+    listed = re.findall(r"^```\{toctree\}\n(.*?)^```$", text_of("index.md"), flags=re.MULTILINE | re.DOTALL)
+    pages = [line for block in listed for line in block.splitlines() if line and not line.startswith(":")]
+    assert sorted(f"{page}.md" for page in pages) == [page for page in PAGES if page != "index.md"]
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *(DOCS / page for page in PAGES)], ids=lambda path: path.name)
+def test_the_python_snippets_of_a_page_compile(path):
+    for i, snippet in enumerate(snippets(path), start=1):
+        compile(snippet, f"{path.name}, snippet {i}", "exec")
+
+
+@pytest.mark.parametrize(("page", "i"), numbered(["writing-plugins.md", "protocols.md", "python.md"]))
+def test_a_snippet_runs(page, i, capsys):
+    run(page, i)
+
+
+def test_writing_plugins_teaches_every_kind():
+    """Each kind has a snippet with its hook, and the classes that the hooks return fit their protocols."""
+    taught = set()
+    for i, snippet in enumerate(snippets(DOCS / "writing-plugins.md"), start=1):
+        if "@hookimpl" not in snippet:
+            continue
+        namespace = run("writing-plugins.md", i)
+        for kind, (hook, protocol) in plugins.KINDS.items():
+            for name, factory in namespace.get(hook, dict)().items():
+                taught.add(kind)
+                if inspect.isclass(factory):
+                    check_class(protocol, factory, name)
+    assert taught == set(plugins.KINDS)
+
+
+def test_the_example_plugin_is_included_whole_and_short():
+    files = [EXAMPLE / "src" / "quasar_example.py", EXAMPLE / "pyproject.toml"]
+    included = re.findall(r"^```\{literalinclude\} (\S+)\n(.*?)^```$", text_of("writing-plugins.md"), re.M | re.S)
+    assert [(DOCS / path).resolve() for path, _ in included] == files
+    for _, options in included:
+        assert {line.split()[0] for line in options.splitlines()} == {":language:", ":caption:"}, "cuts the file"
+    assert len(files[0].read_text(encoding="utf-8").splitlines()) <= 40
+
+
+BROKEN = {
+    "the module raises when imported": "import a_module_that_is_not_installed",
+    "a hook's name is misspelt": "import quasar\n@quasar.hookimpl\ndef quasar_drafter(): return {}",
+    "no function is marked with `hookimpl`": "def quasar_drafters(): return {}",
+    "a method has other arguments": (
+        "import quasar\nclass Fast:\n    def start(self): pass\n"
+        "@quasar.hookimpl\ndef quasar_drafters(): return {'fast': Fast}"
+    ),
+    "the name is taken": "import quasar\n@quasar.hookimpl\ndef quasar_drafters(): return {'ngram': 'a_module:Fast'}",
+}
+
+
+def test_the_faults_of_a_plugin_show_as_the_page_says(tmp_path, monkeypatch):
+    rows = re.findall(r"^\| (.+) \| ``(.+)`` \|$", section("writing-plugins.md", "When something is wrong"), re.M)
+    assert [did for did, _ in rows] == list(BROKEN)
+    monkeypatch.setenv("QUASAR_PLUGINS", "foo")
+    for number, (did, printed) in enumerate(rows):
+        place = tmp_path / str(number)
+        info = place / "quasar_foo-0.1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: quasar-foo\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text(f"[quasar]\nfoo = quasar_foo_{number}\n")
+        (place / f"quasar_foo_{number}.py").write_text(BROKEN[did])
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(place)
+            (problem,) = registry.Registry(plugins.load_plugins()).problems()
+        status, _, message = printed.partition(": ")
+        assert status == ("shadowed" if did == "the name is taken" else "broken")
+        assert problem == message or (message.endswith("…") and problem.startswith(message[:-1])), problem
+
+
+@pytest.mark.parametrize(
+    ("command", "heading"), [("generate", "`quasar generate PROMPT`"), ("plugins", "`quasar plugins`")]
+)
+def test_the_options_of_a_command_are_those_of_its_help(command, heading):
+    shown = CliRunner().invoke(cli.cli, [command, "--help"]).output
+    options = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown, flags=re.MULTILINE)
+    assert "--json" in options
+    assert first_column("cli.md", heading) == options
+
+
+def test_every_command_has_a_heading():
+    named = {heading.split()[1] for heading in headings("cli.md")}
+    assert named == set(cli.cli.commands)
+
+
+def test_the_json_keys_of_generate():
+    result = GenerationResult("", (), "eos", "", {})
+    assert first_column("cli.md", "JSON of `generate`") == list(cli._as_json(result, result, {}))
+    for key in cli._as_json(result, result, {})["reference"]:
+        assert f"`{key}`" in section("cli.md", "JSON of `generate`")
+
+
+def test_the_json_keys_of_plugins():
+    rows = json.loads(CliRunner().invoke(cli.cli, ["plugins", "--json"]).stdout)
+    assert first_column("cli.md", "JSON of `plugins`") == list(rows[0])
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        ("Stats", list(DecodeStats().as_dict())),
+        ("Result", [field.name for field in attrs.fields(GenerationResult)]),
+        ("Settings", [field.name for field in attrs.fields(Request)]),
+        ("Choices", list(Choices.__annotations__)),
+    ],
+)
+def test_a_table_of_python_md_has_the_names_of_the_code(heading, names):
+    assert first_column("python.md", heading) == names
+
+
+def test_the_settings_have_the_defaults_of_the_code():
+    rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \|", section("python.md", "Settings"), flags=re.MULTILINE)
+    assert {name: eval(default) for name, default in rows} == attrs.asdict(Request())
+
+
+@pytest.mark.parametrize(("row", "factory"), [("drafter `ngram`", NgramDrafter), ("quantizer `w8a8`", W8A8Quantizer)])
+def test_the_options_of_a_strategy_have_the_defaults_of_the_code(row, factory):
+    (cell,) = re.findall(rf"^\| {re.escape(row)} \| (.+) \|$", section("python.md", "Choices"), flags=re.MULTILINE)
+    _, options = registry.parse_spec(f"any:{','.join(CODE.findall(cell))}")
+    assert options == {name: p.default for name, p in inspect.signature(factory).parameters.items()}
+
+
+def test_the_calls_of_a_pipeline_have_headings_with_their_signatures():
+    expected = {f"Pipeline{signature(Pipeline.__init__, bound=False)}"}
+    for name, member in inspect.getmembers(Pipeline, callable):
+        if not name.startswith("_"):
+            expected.add(f"Pipeline.{name}{signature(member, bound=inspect.ismethod(member))}")
+    assert set(headings("python.md")) == expected
+
+
+def test_a_guarantee_starts_as_the_page_says():
+    starts = first_column("guarantees.md", "Reading the guarantee")
+    lossy = type("Lossy", (), {"lossless": False})()
+    verifier = type("Target", (), {"invariance": "argmax"})()
+    for exact_to, policy in itertools.product(("quantized", "full"), (GreedyPolicy(), lossy)):
+        start = f"{exact_to}: " if policy.lossless else "none: "
+        assert start in starts
+        assert guarantee_of(verifier, policy, exact_to, "the target").startswith(start)
+        assert guarantee_of_reference(exact_to, "the target").startswith(f"{exact_to}: ")
+    assert first_column("guarantees.md", "What is declared")[1:] == ['"bitwise"', '"argmax"', '"none"']

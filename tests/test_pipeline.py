@@ -1,0 +1,525 @@
+"""What a user holds: prompts and settings in, text and tokens out, the same by every way of asking."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+from transformers import EosTokenCriteria, StoppingCriteria, StoppingCriteriaList
+
+from fakes import TableLM, scripted
+from quasar.errors import InvalidRequestError
+from quasar.pipeline import Pipeline
+from quasar.types import Verdict
+from toys import CHAT_TEMPLATE, WORDS, table_lm, toy_pipeline, word_tokenizer
+
+PROMPT = "the cat sat"
+PROMPT_IDS = [WORDS.index(word) for word in PROMPT.split()]
+DRAFTERS = {
+    "ngram": "ngram:k=4,max_n=2",
+    "none": "none",
+    "oracle": scripted(len(PROMPT_IDS), table_lm().greedy(PROMPT_IDS, 200), k=6),
+    "mostly right": scripted(len(PROMPT_IDS), table_lm().greedy(PROMPT_IDS, 200), k=6, bad=3, vocab_size=len(WORDS)),
+    "wrong": scripted(len(PROMPT_IDS), table_lm().greedy(PROMPT_IDS, 200), k=6, bad=1, vocab_size=len(WORDS)),
+}
+EXPECTED = table_lm().greedy(PROMPT_IDS, 40)
+
+
+STOPS = st.sampled_from(["says", "日本 é", "er cat u", " ", "answer moon says cat", "zzz"])
+
+
+def content(result):
+    """What a result says, without counts and seconds."""
+    return result.text, result.token_ids, result.finish_reason
+
+
+def counted(result):
+    """The same and what it took: a drafter that mixes sequences up changes no token, but guesses worse."""
+    names = ("steps", "drafted_tokens", "accepted_tokens", "acceptance_by_position")
+    return content(result), [result.stats[name] for name in names]
+
+
+def text_of(token_ids):
+    """What the words say; special ones say nothing."""
+    return " ".join(WORDS[token_id] for token_id in token_ids if WORDS[token_id] not in ("<eos>", "<unk>"))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
+def test_every_way_of_asking_gives_the_target_s_own_tokens(drafter):
+    """generate, generate_ids, stream and reference agree with greedy decoding by hand, whatever the drafter."""
+    pipe = toy_pipeline(drafter=drafter)
+    result = pipe.generate(PROMPT, max_new_tokens=40)
+    assert content(result) == (text_of(EXPECTED), tuple(EXPECTED), "length")
+    stream = pipe.stream(PROMPT, max_new_tokens=40)
+    list(stream)
+    for other in (
+        pipe.generate_ids(PROMPT_IDS, max_new_tokens=40),
+        stream.result,
+        pipe.reference(PROMPT, max_new_tokens=40),
+        pipe.reference(PROMPT_IDS, max_new_tokens=40),
+        pipe.reference(torch.tensor([PROMPT_IDS]), max_new_tokens=40),
+    ):
+        assert content(other) == content(result)
+
+
+@given(
+    st.sampled_from(list(DRAFTERS)),
+    st.integers(1, 30),
+    st.lists(STOPS, max_size=3),
+    st.none() | st.sampled_from(EXPECTED),
+)
+def test_stops_end_every_way_of_asking_alike(drafter, max_new_tokens, stop, eos):
+    """Budget, stop strings and EOS end speculative output where they end plain output."""
+    settings = {"max_new_tokens": max_new_tokens, "stop": stop, "eos_token_id": eos}
+    pipe = toy_pipeline(drafter=DRAFTERS[drafter])
+    result = pipe.generate(PROMPT, **settings)
+    event(result.finish_reason)
+    assert content(result) == content(pipe.reference(PROMPT, **settings))
+    assert len(result.token_ids) == max_new_tokens or result.finish_reason != "length"
+
+
+@given(st.sampled_from(list(DRAFTERS)), st.integers(1, 30), st.lists(STOPS, max_size=2))
+def test_chunks_add_up_to_the_result(drafter, max_new_tokens, stop):
+    """Concatenated texts and tokens are those of the result; every chunk brings at least one token."""
+    stream = toy_pipeline(drafter=DRAFTERS[drafter]).stream(PROMPT, max_new_tokens=max_new_tokens, stop=stop)
+    chunks = list(stream)
+    assert "".join(chunk.text for chunk in chunks) == stream.result.text
+    assert sum((chunk.token_ids for chunk in chunks), ()) == stream.result.token_ids
+    assert all(chunk.token_ids for chunk in chunks)
+    assert not any(string in stream.result.text for string in stop)
+
+
+def test_a_stream_has_no_result_before_its_end():
+    """Half an output is never mistaken for a whole one."""
+    stream = toy_pipeline().stream(PROMPT, max_new_tokens=3)
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="has not ended; iterate over it to its end first"):
+            _ = stream.result
+        next(stream)
+    list(stream)
+    assert len(stream.result.token_ids) == 3
+    assert list(stream) == []
+
+
+def test_a_pipeline_without_a_tokenizer_takes_and_gives_ids():
+    """Text is empty then, and what needs text is refused."""
+    pipe = Pipeline(table_lm())
+    result = pipe.generate_ids(PROMPT_IDS, max_new_tokens=5)
+    assert (result.text, result.token_ids) == ("", tuple(EXPECTED[:5]))
+    with pytest.raises(InvalidRequestError, match="no tokenizer to encode a text with; use generate_ids"):
+        pipe.generate(PROMPT)
+    with pytest.raises(InvalidRequestError, match=r"stop=\['x'\] needs a tokenizer, and there is none"):
+        pipe.generate_ids(PROMPT_IDS, stop="x")
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_tokens": 5}, "there is no setting 'max_tokens'; settings: max_new_tokens, temperature, top_k"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0: give an integer of at least 1"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1: give an integer of at least 1"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens=2.0: give an integer of at least 1"),
+        ({"max_new_tokens": "5"}, "max_new_tokens='5': give an integer of at least 1"),
+        ({"max_new_tokens": True}, "max_new_tokens=True: give an integer of at least 1"),
+        ({"max_new_tokens": None}, "max_new_tokens=None: give an integer of at least 1"),
+        ({"temperature": 0.7}, "temperature=0.7: sampling is not supported yet; use temperature=0 (greedy)"),
+        ({"temperature": -1}, "temperature=-1: give a number of at least 0"),
+        ({"temperature": NAN}, "temperature=nan: give a number of at least 0"),
+        ({"temperature": INF}, "temperature=inf: give a number of at least 0"),
+        ({"temperature": "hot"}, "temperature='hot': give a number of at least 0"),
+        ({"temperature": False}, "temperature=False: give a number of at least 0"),
+        ({"top_k": 0}, "top_k=0: give an integer of at least 1, or None"),
+        ({"top_k": 2.5}, "top_k=2.5: give an integer of at least 1, or None"),
+        ({"top_k": True}, "top_k=True: give an integer of at least 1, or None"),
+        ({"top_p": 0}, "top_p=0: give a number above 0 and up to 1, or None"),
+        ({"top_p": 1.5}, "top_p=1.5: give a number above 0 and up to 1, or None"),
+        ({"top_p": NAN}, "top_p=nan: give a number above 0 and up to 1, or None"),
+        ({"seed": 1.5}, "seed=1.5: give an integer"),
+        ({"seed": None}, "seed=None: give an integer"),
+        ({"stop": ""}, "stop=['']: each stop must be a non-empty string"),
+        ({"stop": ["ok", ""]}, "stop=['ok', '']: each stop must be a non-empty string"),
+        ({"stop": [5]}, "stop=[5]: each stop must be a non-empty string"),
+        ({"stop": 5}, "stop=[5]: each stop must be a non-empty string"),
+        ({"stopping_criteria": 5}, "stopping_criteria: 5 is not callable; give functions of the list of new tokens"),
+        ({"stopping_criteria": [None]}, "stopping_criteria: None is not callable"),
+        ({"eos_token_id": "</s>"}, "eos_token_id='</s>': give an integer, several, None for none, or 'model'"),
+        ({"eos_token_id": 2.0}, "eos_token_id=2.0: give an integer, several"),
+        ({"eos_token_id": True}, "eos_token_id=True: give an integer, several"),
+        ({"eos_token_id": [2, None]}, "eos_token_id=(2, None): give an integer, several"),
+        ({"eos_token_id": torch.tensor([2])}, "eos_token_id=(tensor(2),): give an integer, several"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_a_setting_that_cannot_be_honoured_is_refused_before_anything_runs(settings, message):
+    """Name, value and what would do; by every way of asking, and before the target is started."""
+    lm = table_lm(max_length=1000)
+    pipe = Pipeline(lm, word_tokenizer())
+    for ask in (pipe.generate, pipe.stream, pipe.reference):
+        with pytest.raises(InvalidRequestError) as caught:
+            ask(PROMPT, **settings)
+        assert message in str(caught.value)
+    with pytest.raises(InvalidRequestError):
+        pipe.generate_ids(PROMPT_IDS, **settings)
+    assert lm.sessions == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0},
+        {"top_k": 1},
+        {"top_p": 1},
+        {"seed": 7},
+        {"top_k": None, "top_p": None, "stop": None, "stopping_criteria": None, "eos_token_id": None},
+        {"eos_token_id": []},
+        {"stop": ()},
+        {"raw": True},
+    ],
+    ids=str,
+)
+def test_settings_without_effect_on_greedy_output_are_accepted(settings):
+    """They change nothing, and None means none."""
+    assert toy_pipeline().generate(PROMPT, max_new_tokens=9, **settings).token_ids == tuple(EXPECTED[:9])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template", "raw", "encoded"),
+    [
+        ("the cat", None, False, "the cat"),
+        ("the cat", None, True, "the cat"),
+        ("the cat", CHAT_TEMPLATE, False, "user says the cat answer"),
+        ("the cat", CHAT_TEMPLATE, True, "the cat"),
+        ([{"role": "user", "content": "the cat"}], CHAT_TEMPLATE, False, "user says the cat answer"),
+        ([{"role": "user", "content": "the cat"}], CHAT_TEMPLATE, True, "user says the cat answer"),
+        (
+            ({"role": "user", "content": "the cat"}, {"role": "cat", "content": "ran"}),
+            CHAT_TEMPLATE,
+            False,
+            "user says the cat cat says ran answer",
+        ),
+    ],
+)
+def test_a_text_or_messages_become_the_model_s_prompt(prompt, template, raw, encoded):
+    """A text goes through the chat template unless it is raw or there is none; messages always do."""
+    pipe = toy_pipeline(chat_template=template)
+    token_ids = [WORDS.index(word) for word in encoded.split()]
+    expected = pipe.generate_ids(token_ids, max_new_tokens=6)
+    assert content(pipe.generate(prompt, max_new_tokens=6, raw=raw)) == content(expected)
+    assert content(pipe.reference(prompt, max_new_tokens=6, raw=raw)) == content(expected)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "template", "message"),
+    [
+        (["the cat", "the dog"], None, "prompt ['the cat', 'the dog'] is neither a text nor a list of messages"),
+        (["the cat", "the dog"], CHAT_TEMPLATE, "several prompts are decoded by several calls"),
+        ([], CHAT_TEMPLATE, "prompt [] is neither a text nor a list of messages {'role': …, 'content': …}"),
+        ([{"role": "user"}], CHAT_TEMPLATE, "prompt [{'role': 'user'}] is neither a text nor a list of messages"),
+        ({"role": "user", "content": "x"}, CHAT_TEMPLATE, "is neither a text nor a list of messages"),
+        (None, None, "prompt None is neither a text nor a list of messages"),
+        (torch.tensor([1, 2]), None, "prompt tensor([1, 2]) is neither a text nor a list of messages"),
+        ([1] * 500, None, "…"),
+        (
+            [{"role": "user", "content": "x"}],
+            None,
+            "messages need a chat template, and this model's",
+        ),
+        ("", None, "the prompt has no tokens; give at least one"),
+        (
+            "the \udcff",
+            None,
+            "the prompt holds '\\udcff', half a character: it was read with",
+        ),
+        ("the \udcff", CHAT_TEMPLATE, "half a character"),
+    ],
+)
+def test_a_prompt_that_is_neither_text_nor_messages_is_refused(prompt, template, message):
+    """With what it is, cut to one line, and what would do."""
+    with pytest.raises(InvalidRequestError) as caught:
+        toy_pipeline(chat_template=template).generate(prompt)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    "prompt_ids",
+    [
+        PROMPT_IDS,
+        tuple(PROMPT_IDS),
+        iter(PROMPT_IDS),
+        torch.tensor(PROMPT_IDS),
+        torch.tensor([PROMPT_IDS], dtype=torch.int32),
+        torch.tensor([PROMPT_IDS]).numpy(),
+        [PROMPT_IDS],
+    ],
+    ids=["list", "tuple", "iterator", "[T]", "[1, T]", "array", "nested"],
+)
+def test_token_ids_come_as_a_sequence_or_a_tensor(prompt_ids):
+    """One sequence, with or without a batch dimension of one."""
+    assert toy_pipeline().generate_ids(prompt_ids, max_new_tokens=9).token_ids == tuple(EXPECTED[:9])
+
+
+@pytest.mark.parametrize(
+    ("prompt_ids", "message"),
+    [
+        (torch.ones(2, 3, dtype=torch.int64), "got a batch of 2 prompts; Quasar decodes one sequence a call"),
+        ([[1, 2], [3]], "got a batch of 2 prompts"),
+        (torch.ones(1, 1, 3, dtype=torch.int64), "give at least one integer token id"),
+        ([], "prompt_ids []: give at least one integer token id, in a sequence or in an integer tensor [T] or [1, T]"),
+        (torch.ones(1, 0, dtype=torch.int64), "give at least one integer token id"),
+        (torch.tensor([1.0, 2.0]), "prompt_ids tensor([1., 2.]): give at least one integer token id"),
+        (torch.tensor(5), "prompt_ids tensor(5): give at least one integer token id"),
+        (5, "prompt_ids 5: give at least one integer token id"),
+        (None, "prompt_ids None: give at least one integer token id"),
+        ([1, True], "prompt_ids [1, True]: give at least one integer token id"),
+        ("the cat", "prompt_ids 'the cat': give at least one integer token id"),
+        ({"input_ids": [1]}, "prompt_ids {'input_ids': [1]}: give at least one integer token id"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_anything_else_for_token_ids_is_refused_before_a_forward(prompt_ids, message):
+    """A batch above all: it is said, not silently flattened or cut to its first row."""
+    lm = table_lm()
+    with pytest.raises(InvalidRequestError) as caught:
+        Pipeline(lm).generate_ids(prompt_ids)
+    assert message in str(caught.value)
+    assert lm.sessions == []
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "message"),
+    [
+        (7, None),
+        (8, "the prompt has 3 tokens and max_new_tokens=8, but the model's context is 10; at most 7 new tokens fit"),
+        (10**9, "at most 7 new tokens fit"),
+    ],
+)
+def test_prompt_and_budget_must_fit_the_context(max_new_tokens, message):
+    """Up to the last position; beyond it nothing runs, and the message says how much would fit."""
+    lm = table_lm(max_length=10)
+    pipe = Pipeline(lm, drafter=DRAFTERS["oracle"])
+    if message is None:
+        assert pipe.generate_ids(PROMPT_IDS, max_new_tokens=max_new_tokens).token_ids == tuple(EXPECTED[:7])
+        return
+    with pytest.raises(InvalidRequestError) as caught:
+        pipe.generate_ids(PROMPT_IDS, max_new_tokens=max_new_tokens)
+    assert message in str(caught.value)
+    assert lm.sessions == []
+
+
+def test_a_prompt_that_fills_the_context_is_told_to_be_shortened():
+    """There is no budget that would fit."""
+    with pytest.raises(InvalidRequestError, match="context is 3; shorten the prompt"):
+        Pipeline(table_lm(max_length=3)).generate_ids(PROMPT_IDS, max_new_tokens=1)
+
+
+def test_the_model_s_eos_holds_unless_a_call_says_otherwise():
+    """EOS is emitted as a token and not as text; another one, or none, can be asked for."""
+    eos = EXPECTED[9]
+    cut = EXPECTED.index(eos) + 1
+    pipe = toy_pipeline(eos_token_ids=[eos], drafter=DRAFTERS["oracle"])
+    assert pipe.generate(PROMPT, max_new_tokens=40).token_ids == tuple(EXPECTED[:cut])
+    assert pipe.generate(PROMPT, max_new_tokens=40).finish_reason == "eos"
+    assert pipe.generate(PROMPT, max_new_tokens=40, eos_token_id=None).token_ids == tuple(EXPECTED)
+    other = pipe.generate(PROMPT, max_new_tokens=40, eos_token_id={EXPECTED[3]})
+    assert other.token_ids == tuple(EXPECTED[: EXPECTED.index(EXPECTED[3]) + 1])
+    assert pipe.generate(PROMPT, max_new_tokens=40).finish_reason == "eos"
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
+def test_settings_do_not_leak_into_later_calls(drafter):
+    """Whatever one call asked for, the next one without it gives what a fresh pipeline gives."""
+    pipe = toy_pipeline(drafter=drafter)
+    fresh = counted(toy_pipeline(drafter=drafter).generate(PROMPT, max_new_tokens=40))
+    for settings in (
+        {"max_new_tokens": 3},
+        {"max_new_tokens": 20, "stop": [WORDS[EXPECTED[4]]]},
+        {"max_new_tokens": 20, "eos_token_id": EXPECTED[2]},
+        {"max_new_tokens": 20, "stopping_criteria": [lambda token_ids: len(token_ids) == 5]},
+    ):
+        assert len(pipe.generate(PROMPT, **settings).token_ids) < 20
+        assert counted(pipe.generate(PROMPT, max_new_tokens=40)) == fresh
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_the_drafter_is_asked_for_what_the_budget_leaves(k):
+    """A spy sees the budget less the token that the target adds anyway, and each step no more than is left."""
+    asked = []
+
+    def spy(token_ids, max_tokens):
+        asked.append((len(token_ids) - len(PROMPT_IDS), max_tokens))
+        return EXPECTED[len(token_ids) - len(PROMPT_IDS) :][:k]
+
+    Pipeline(table_lm(), drafter=spy).generate_ids(PROMPT_IDS, max_new_tokens=20)
+    assert asked[0] == (0, 19)
+    assert all(max_tokens == 20 - emitted - 1 for emitted, max_tokens in asked)
+
+
+PROMPTS = [
+    "the cat",
+    "moon and then",
+    "user says the dog ran",
+    "日本 was warm ★",
+    "!",
+    "on the mat the cat sat on the",
+]
+
+
+def test_two_interleaved_streams_do_not_disturb_each_other():
+    """One pipeline, one thread, chunk by chunk in turn: each gives what it gives alone."""
+    pipe = toy_pipeline()
+    streams = [pipe.stream(prompt, max_new_tokens=30, stop=["👍 !"]) for prompt in PROMPTS]
+    running = list(streams)
+    while running:
+        running = [stream for stream in running if next(stream, None) is not None]
+    for prompt, stream in zip(PROMPTS, streams, strict=True):
+        assert counted(stream.result) == counted(toy_pipeline().generate(prompt, max_new_tokens=30, stop=["👍 !"]))
+
+
+@pytest.fixture
+def often_switching():
+    """Threads take turns every few instructions."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "ngram:k=2,min_n=2", "none"])
+def test_threads_on_one_pipeline_do_not_disturb_each_other(drafter, often_switching):
+    """Four threads, different prompts at once, several rounds: each gives what it gives alone."""
+    pipe = toy_pipeline(drafter=drafter, chat_template=CHAT_TEMPLATE)
+    alone = {
+        prompt: counted(toy_pipeline(drafter=drafter, chat_template=CHAT_TEMPLATE).generate(prompt, max_new_tokens=25))
+        for prompt in PROMPTS
+    }
+    barrier = threading.Barrier(4)
+
+    def work(offset):
+        barrier.wait()
+        asked = [PROMPTS[(offset + i) % len(PROMPTS)] for i in range(20)]
+        return [(prompt, counted(pipe.generate(prompt, max_new_tokens=25))) for prompt in asked]
+
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = [pair for pairs in pool.map(work, range(4)) for pair in pairs]
+    assert len(outcomes) == 80
+    assert all(outcome == alone[prompt] for prompt, outcome in outcomes)
+
+
+def test_the_global_random_state_is_left_alone():
+    """Neither building nor decoding draws from it or seeds it."""
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    pipe = toy_pipeline()
+    pipe.generate(PROMPT, max_new_tokens=20, seed=9)
+    pipe.reference(PROMPT, max_new_tokens=20, seed=9)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_only_returned_tokens_are_counted():
+    """Steps, drafts and acceptance of an oracle with k=6, ended by EOS in the middle of its third block."""
+    eos = next(i for i in range(15, 20) if EXPECTED[i] not in EXPECTED[:i])
+    settings = {"max_new_tokens": 40, "eos_token_id": EXPECTED[eos]}
+    stats = toy_pipeline(drafter=DRAFTERS["oracle"]).generate(PROMPT, **settings).stats
+    assert stats["emitted_tokens"] == eos + 1
+    assert stats["steps"] == 3
+    assert stats["drafted_tokens"] == 18
+    assert stats["accepted_tokens"] == 6 + 6 + (eos + 1 - 14)
+    assert stats["mean_acceptance_length"] == (eos + 1) / 3
+    assert stats["acceptance_by_position"] == [1.0 if i < eos + 1 - 14 else 2 / 3 for i in range(6)]
+    reference = toy_pipeline().reference(PROMPT, **settings).stats
+    assert (reference["emitted_tokens"], reference["steps"]) == (eos + 1, eos + 1)
+    assert (reference["drafted_tokens"], reference["mean_acceptance_length"]) == (0, 1.0)
+
+
+def test_statistics_are_plain_numbers_of_fixed_names():
+    """They can be written as JSON, and seconds of the parts are within the total."""
+    stats = toy_pipeline().generate(PROMPT, max_new_tokens=5).stats
+    assert list(json.loads(json.dumps(stats))) == [
+        *("steps", "drafted_tokens", "accepted_tokens", "emitted_tokens", "mean_acceptance_length"),
+        *("acceptance_by_position", "prefill_seconds", "draft_seconds", "verify_seconds", "total_seconds"),
+        "tokens_per_second",
+    ]
+    parts = stats["prefill_seconds"] + stats["draft_seconds"] + stats["verify_seconds"]
+    assert 0 < parts <= stats["total_seconds"]
+
+
+class Generous:
+    """A lossy policy: keeps whatever was drafted."""
+
+    lossless = False
+
+    def decide(self, draft, verification):
+        return Verdict(len(draft), int(verification.logits[-1].argmax()))
+
+
+@pytest.mark.parametrize("exact_to", ["quantized", "full"])
+def test_the_guarantee_starts_with_what_the_output_equals(exact_to):
+    """And names the target, for the speculative output as for the reference."""
+    pipe = toy_pipeline(exact_to=exact_to, target_name="the toy")
+    assert pipe.generate(PROMPT, max_new_tokens=3).guarantee.startswith(
+        f"{exact_to}: the tokens equal those of the toy"
+    )
+    assert pipe.reference(PROMPT, max_new_tokens=3).guarantee.startswith(f"{exact_to}: the output of the toy itself")
+
+
+def test_a_lossy_policy_guarantees_nothing_and_says_so():
+    """What really held, not what was wished for; the reference is the target's own output all the same."""
+    pipe = toy_pipeline(policy=Generous(), drafter=DRAFTERS["wrong"], exact_to="quantized", target_name="the toy")
+    result = pipe.generate(PROMPT, max_new_tokens=20)
+    assert result.token_ids != tuple(EXPECTED[:20])
+    assert result.guarantee == "none: Generous is lossy; the output may differ from that of the toy"
+    assert pipe.reference(PROMPT, max_new_tokens=20).guarantee.startswith("quantized: ")
+    assert pipe.reference(PROMPT, max_new_tokens=20).token_ids == tuple(EXPECTED[:20])
+
+
+@pytest.mark.parametrize(
+    ("invariance", "words"), [("bitwise", "without exception"), ("argmax", "float32"), ("none", "16 bits")]
+)
+def test_the_guarantee_says_when_it_may_fail(invariance, words):
+    """As far as the verifier declares that its logits depend on the width of a forward."""
+    lm = TableLM(len(WORDS))
+    lm.invariance = invariance
+    assert words in Pipeline(lm).generate_ids([5], max_new_tokens=2).guarantee
+
+
+class After(StoppingCriteria):
+    """Stops once the whole sequence, prompt included, has a length."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        assert input_ids.shape[0] == 1
+        assert input_ids[0, : len(PROMPT_IDS)].tolist() == PROMPT_IDS
+        return torch.tensor([input_ids.shape[1] >= self.length])
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
+@pytest.mark.parametrize(
+    "criteria",
+    [
+        lambda token_ids: len(token_ids) == 5,
+        [lambda token_ids: token_ids[-1] == EXPECTED[4]],
+        [lambda token_ids: False, lambda token_ids: len(token_ids) >= 5],
+        After(len(PROMPT_IDS) + 5),
+        StoppingCriteriaList([After(10**6), After(len(PROMPT_IDS) + 5)]),
+        [EosTokenCriteria(EXPECTED[4])],
+    ],
+    ids=["function", "last token", "several functions", "transformers", "transformers list", "built into transformers"],
+)
+def test_custom_criteria_stop_at_the_token_that_fulfils_them(criteria, drafter):
+    """Functions of the new tokens or transformers' criteria; also in the middle of an accepted block."""
+    pipe = toy_pipeline(drafter=drafter)
+    for ask in (pipe.generate, pipe.reference):
+        result = ask(PROMPT, max_new_tokens=30, stopping_criteria=criteria)
+        assert (result.token_ids, result.finish_reason) == (tuple(EXPECTED[:5]), "stop")

@@ -1,0 +1,347 @@
+"""Spec strings, unknown names and options, and what may be passed in place of a name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import TableLM
+from quasar.checks import start_drafting, start_verifying
+from quasar.drafters.function import FunctionDrafter
+from quasar.drafters.ngram import NgramDrafter
+from quasar.drafters.none import EmptyDrafter
+from quasar.errors import InvalidRequestError, PluginError, UnknownStrategyError
+from quasar.pipeline import Pipeline
+from quasar.plugins import Entry, LoadedPlugin, Origin
+from quasar.policies.greedy import GreedyPolicy
+from quasar.quantizers.none import NoQuantizer
+from quasar.registry import Registry, default_registry, parse_spec
+
+ORIGIN = Origin("acme-plugin", "1.0", "plugin")
+
+
+def registry_of(**factories: object) -> Registry:
+    """A registry of drafters made by these factories."""
+    entries = tuple(Entry("drafter", name, factory, ORIGIN) for name, factory in factories.items())
+    return Registry([LoadedPlugin(ORIGIN, entries)])
+
+
+def reads_as_text(value: str) -> bool:
+    """Whether a value stays text in a spec string."""
+    try:
+        float(value)
+    except ValueError:
+        return value.lower() not in ("true", "false") and value == value.strip() != ""
+    return False
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", fullmatch=True)
+TEXTS = st.text(st.characters(exclude_characters=",", exclude_categories=["C", "Z"])).filter(reads_as_text)
+VALUES = st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
+
+
+@given(NAMES, st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), VALUES), st.sampled_from(["", " "]))
+def test_a_spec_string_is_read_as_it_was_written(name, options, space):
+    """Name and options come back with their types; white space around them means nothing."""
+    written = [f"{space}{key}{space}={space}{value}{space}" for key, value in options.items()]
+    read_name, read = parse_spec(f"{space}{name}:{','.join(written)}" if options else name)
+    assert read_name == name
+    assert [(key, type(value), value) for key, value in read.items()] == [
+        (key, type(value), value) for key, value in options.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("ngram", {}),
+        ("ngram:", {}),
+        ("x:k=5", {"k": 5}),
+        ("x:k=-5", {"k": -5}),
+        ("x:k=5.0", {"k": 5.0}),
+        ("x:k=1e-3", {"k": 0.001}),
+        ("x:k=TRUE,j=false", {"k": True, "j": False}),
+        ("x:path=C:\\models=new", {"path": "C:\\models=new"}),
+        ("x:k=none", {"k": "none"}),
+    ],
+)
+def test_values_are_numbers_and_booleans_where_they_read_so(spec, options):
+    """Everything else stays text, and only the first ':' and the first '=' of an option divide."""
+    read = parse_spec(spec)[1]
+    assert read == options
+    assert [type(value) for value in read.values()] == [type(value) for value in options.values()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("", "'' has no name; write 'name' or 'name:option=value,option=value'"),
+        ("  ", "'  ' has no name"),
+        (":k=5", "':k=5' has no name"),
+        ("ngram:k", "'k' in 'ngram:k' is not option=value"),
+        ("ngram:k=", "'k=' in 'ngram:k=' is not option=value"),
+        ("ngram:=5", "'=5' in 'ngram:=5' is not option=value"),
+        ("ngram:k=5,", "'' in 'ngram:k=5,' is not option=value"),
+        ("ngram:k=5 max_n=3,min_n", "'min_n' in 'ngram:k=5 max_n=3,min_n' is not option=value"),
+        ("ngram:k=5,k=6", "option 'k' is given twice in 'ngram:k=5,k=6'"),
+    ],
+)
+def test_a_spec_string_that_cannot_be_read_is_refused(spec, message):
+    """The message shows the part at fault and the whole."""
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_spec(spec)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "fragments"),
+    [
+        ("drafter", "ngrm", ["no drafter named 'ngrm'; installed: ngram (quasar-decode ", "Did you mean 'ngram'?"]),
+        ("drafter", "ngrm:k=5", ["no drafter named 'ngrm'", "Did you mean 'ngram'?"]),
+        ("drafter", "w8a8", ["no drafter named 'w8a8'; installed: ngram (", "none ("]),
+        ("quantizer", "w8a", ["no quantizer named 'w8a'", "Did you mean 'w8a8'?"]),
+        ("policy", "greed", ["no policy named 'greed'", "Did you mean 'greedy'?"]),
+        ("verifier", "causal-lm", ["no verifier named 'causal-lm'", "Did you mean 'causal_lm'?"]),
+        ("kernel", "native", ["no kernel named 'native'; installed: reference (", "torch ("]),
+    ],
+)
+def test_an_unknown_name_is_refused_with_what_is_installed(kind, spec, fragments):
+    """Kind, name, all installed names with their origin, and the nearest one if there is a near one."""
+    with pytest.raises(UnknownStrategyError) as caught:
+        default_registry().build(kind, spec)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+    assert ("Did you mean" in str(caught.value)) == any("Did you mean" in fragment for fragment in fragments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "message"),
+    [
+        ("drafter", "ngram:kk=5", "[builtins] has no option 'kk'; its options: k, max_n, min_n. Did you mean 'k'?"),
+        ("drafter", "ngram:max_m=5", "has no option 'max_m'; its options: k, max_n, min_n. Did you mean 'max_n'?"),
+        ("drafter", "ngram:temperature=5", "has no option 'temperature'; its options: k, max_n, min_n."),
+        (
+            "drafter",
+            "none:k=5",
+            "[builtins] has no option 'k'; its options: none.",
+        ),
+        ("policy", "greedy:k=5", "[builtins] has no option 'k'; its options: none."),
+        ("drafter", "ngram:needs=5", "has no option 'needs'"),
+        ("drafter", "ngram:k=0", "ngram: k=0, expected an integer of at least 1"),
+        ("drafter", "ngram:k=2.5", "ngram: k=2.5, expected an integer of at least 1"),
+        ("drafter", "ngram:k=many", "ngram: k='many', expected an integer of at least 1"),
+        ("drafter", "ngram:k=true", "ngram: k=True, expected an integer of at least 1"),
+        ("drafter", "ngram:min_n=4,max_n=3", "ngram: min_n=4 is greater than max_n=3"),
+    ],
+)
+def test_options_that_a_strategy_does_not_take_are_refused(kind, spec, message):
+    """An option of no such name, or a value out of range."""
+    with pytest.raises(InvalidRequestError) as caught:
+        default_registry().build(kind, spec)
+    assert message in str(caught.value)
+
+
+def test_options_reach_the_strategy():
+    """A spec string is worth as much as the constructor."""
+    assert default_registry().build("drafter", "ngram:k=7,max_n=4,min_n=2") == NgramDrafter(k=7, max_n=4, min_n=2)
+
+
+def fails(error: Exception):
+    """A factory that raises."""
+
+    def factory(size=1):
+        raise error
+
+    return factory
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "message"),
+    [
+        (fails(ValueError("size must be even")), InvalidRequestError, "refused 'it:size=3': size must be even"),
+        (fails(TypeError("no int")), InvalidRequestError, "refused 'it:size=3': no int"),
+        (fails(OSError("disk full")), PluginError, "failed to start: OSError: disk full"),
+        (fails(InvalidRequestError("as it is")), InvalidRequestError, "as it is"),
+        (lambda size: None, PluginError, "has no method start(prompt_ids), which a Drafter must have"),
+        (lambda size: EmptyDrafter, PluginError, "is the class EmptyDrafter itself, expected an instance"),
+        (lambda size, path: None, InvalidRequestError, "missing 1 required positional argument: 'path'"),
+        ("no_such_module:Thing", PluginError, "no_such_module:Thing cannot be imported: ModuleNotFoundError"),
+        ("math:no.such", PluginError, "math:no.such cannot be imported: AttributeError"),
+        ("math:pi", PluginError, "math:pi is float, expected a callable"),
+    ],
+)
+def test_a_factory_that_fails_is_named_with_its_origin(factory, kind, message):
+    """A value that it refuses is the user's matter, anything else the plug-in's; the cause stays chained."""
+    with pytest.raises(kind) as caught:
+        registry_of(it=factory).build("drafter", "it:size=3")
+    assert message in str(caught.value)
+    assert message == "as it is" or "drafter 'it' of acme-plugin 1.0 [plugin]" in str(caught.value)
+
+
+def test_a_factory_may_take_any_option():
+    """``**options`` opts out of the check of names."""
+    seen = {}
+    registry_of(it=lambda **options: seen.update(options) or EmptyDrafter()).build("drafter", "it:a=1,b=x")
+    assert seen == {"a": 1, "b": "x"}
+
+
+def test_a_factory_may_return_a_function():
+    """A plug-in's drafter can be a function too."""
+    drafter = registry_of(it=lambda k=2: lambda token_ids, n: token_ids[:k]).build("drafter", "it:k=1")
+    assert drafter.start([7, 8]).propose(5).token_ids == (7,)
+
+
+def test_an_option_can_be_checked_without_building():
+    """As for a verifier, whose model is not loaded yet: its first argument is no option."""
+    registry = default_registry()
+    registry.check_spec("verifier", "causal_lm")
+    registry.check_spec("verifier", object())
+    with pytest.raises(InvalidRequestError, match="has no option 'model'; its options: none"):
+        registry.check_spec("verifier", "causal_lm:model=5")
+    with pytest.raises(UnknownStrategyError, match="Did you mean 'causal_lm'"):
+        registry.check_spec("verifier", "causal_ml")
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("drafter", NgramDrafter()),
+        ("drafter", EmptyDrafter()),
+        ("verifier", TableLM(4)),
+        ("policy", GreedyPolicy()),
+        ("quantizer", NoQuantizer()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_an_object_is_used_as_it_is(kind, strategy):
+    """No copy, no wrapper."""
+    assert default_registry().build(kind, strategy) is strategy
+
+
+def test_a_function_is_a_drafter():
+    """It gets all tokens so far and how many are wanted, and cannot touch the session's own list."""
+    seen = []
+
+    def last_one(token_ids, k):
+        seen.append((list(token_ids), k))
+        token_ids.clear()
+        return [5] * k
+
+    drafter = default_registry().build("drafter", last_one)
+    assert isinstance(drafter, FunctionDrafter)
+    session = drafter.start([1, 2])
+    assert session.propose(2).token_ids == (5, 5)
+    session.commit([5, 3], None)
+    session.propose(1)
+    assert seen == [([1, 2], 2), ([1, 2, 5, 3], 1)]
+
+
+def alike(strategy: object, **members: object) -> object:
+    """An instance that differs from ``strategy`` in these members."""
+    return type("Alike", (type(strategy),), members)(*([4] if isinstance(strategy, TableLM) else []))
+
+
+class Bare:
+    """A drafter without ``needs``."""
+
+    def start(self, prompt_ids):
+        return self
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "message"),
+    [
+        ("drafter", NgramDrafter, "the drafter NgramDrafter is the class NgramDrafter itself, expected an instance"),
+        ("policy", GreedyPolicy, "is the class GreedyPolicy itself, expected an instance that is an AcceptancePolicy"),
+        ("verifier", TableLM, "is the class TableLM itself, expected an instance that is a Verifier"),
+        ("drafter", None, "the drafter None has no method start(prompt_ids), which a Drafter must have"),
+        ("drafter", 5, "the drafter 5 has no method start(prompt_ids)"),
+        ("policy", lambda draft, verification: None, "has no method decide(draft, verification)"),
+        ("drafter", Bare(), "has no attribute 'needs', which a Drafter must have"),
+        ("drafter", alike(EmptyDrafter(), needs=["logits"]), "declares needs=['logits']; give a frozenset of logits"),
+        ("drafter", alike(EmptyDrafter(), needs={"probs"}), "declares needs={'probs'}; give a frozenset of logits"),
+        ("verifier", alike(TableLM(4), invariance="exact"), "invariance='exact'; choose one of bitwise, argmax, none"),
+        (
+            "drafter",
+            alike(EmptyDrafter(), start=lambda self: self),
+            "Alike.start() cannot be called as Drafter.start(prompt_ids): too many positional arguments",
+        ),
+        (
+            "verifier",
+            alike(TableLM(4), start=lambda self, prompt_ids, needs: self),
+            "Alike.start(prompt_ids, needs) cannot be called as Verifier.start(prompt_ids, needs=frozenset()): missing",
+        ),
+        (
+            "policy",
+            alike(GreedyPolicy(), decide=lambda self, draft, verification, generator: None),
+            "Alike.decide(draft, verification, generator) cannot be called as "
+            "AcceptancePolicy.decide(draft, verification): missing a required argument: 'generator'",
+        ),
+        (
+            "quantizer",
+            alike(NoQuantizer(), quantize=lambda self, model: model),
+            "Alike.quantize(model) cannot be called as Quantizer.quantize(model, calibration=None)",
+        ),
+        (
+            "drafter",
+            lambda token_ids: [],
+            "the drafter <lambda>(token_ids) cannot be called as (token_ids, k): ",
+        ),
+    ],
+)
+def test_an_object_that_does_not_fit_is_refused_when_it_is_given(kind, strategy, message):
+    """The method, how it can be called and how it will be called; an attribute that is missing or means nothing."""
+    with pytest.raises(PluginError) as caught:
+        default_registry().build(kind, strategy)
+    assert message in str(caught.value)
+
+
+class WrongSession:
+    """Both kinds of session, with one method that nobody can call."""
+
+    def verify(self, draft, mask):
+        raise AssertionError("never called")
+
+    def propose(self):
+        raise AssertionError("never called")
+
+    def commit(self, token_ids, verification=None):
+        raise AssertionError("never called")
+
+
+def test_a_session_that_does_not_fit_is_refused_when_decoding_starts():
+    """A session only exists then; the message names who made it, the method and both signatures."""
+    drafter = alike(EmptyDrafter(), start=lambda self, prompt_ids: WrongSession())
+    verifier = alike(TableLM(4), start=lambda self, prompt_ids, needs=frozenset(): WrongSession())
+    refused = [
+        (
+            "WrongSession.propose() cannot be called as DraftSession.propose(max_tokens)",
+            lambda: start_drafting(drafter, [1]),
+            lambda: Pipeline(TableLM(4), drafter=drafter).generate_ids([1], max_new_tokens=3),
+        ),
+        (
+            "WrongSession.verify(draft, mask) cannot be called as VerifySession.verify(draft)",
+            lambda: start_verifying(verifier, [1], frozenset()),
+            lambda: Pipeline(verifier).generate_ids([1], max_new_tokens=3),
+        ),
+    ]
+    for message, *calls in refused:
+        for call in calls:
+            with pytest.raises(PluginError) as caught:
+                call()
+            assert f"what Alike.start returned: {message}" in str(caught.value)
+
+
+def test_strategies_are_listed_by_kind_and_name():
+    """In the order of the protocols, whatever the order of plug-ins."""
+    kinds = [entry.kind for entry in default_registry().entries()]
+    assert list(dict.fromkeys(kinds)) == ["drafter", "verifier", "quantizer", "policy", "kernel"]
+    assert [entry.name for entry in registry_of(b=EmptyDrafter, a=EmptyDrafter).entries("drafter")] == ["a", "b"]
+
+
+def test_infinite_values_are_numbers():
+    """What Python reads as a float is one."""
+    assert parse_spec("x:limit=inf")[1] == {"limit": math.inf}

@@ -1,0 +1,35 @@
+"""A real transformers tokenizer over a few words, and a pipeline over :class:`fakes.TableLM` that speaks them."""
+
+from __future__ import annotations
+
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from fakes import TableLM
+from quasar.pipeline import Pipeline
+
+WORDS = [
+    *("<eos>", "<unk>", "user", "says", "answer", "the", "cat", "dog", "sat", "ran", "on", "under", "mat", "moon"),
+    *("and", "then", "was", "warm", "é", "★", "日本", "👍", "!"),
+]
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }} says {{ m['content'] }} {% endfor %}answer"
+
+
+def word_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """One token a word of :data:`WORDS`; text is words with spaces between them. ``<eos>`` is special."""
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens([AddedToken("<eos>", special=True)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>", chat_template=chat_template
+    )
+
+
+def table_lm(seed: int = 0, **options: int) -> TableLM:
+    """A target whose greedy output soon repeats itself, so that the n-gram drafter is right some of the time."""
+    return TableLM(len(WORDS), seed=seed, **options)
+
+
+def toy_pipeline(seed: int = 0, *, chat_template: str | None = None, **options: object) -> Pipeline:
+    """A pipeline over :func:`table_lm` and :func:`word_tokenizer`."""
+    return Pipeline(table_lm(seed), word_tokenizer(chat_template), **options)

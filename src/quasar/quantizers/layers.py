@@ -50,13 +50,28 @@ def structure_copy(model: nn.Module) -> Any:
 def linear_layers(model: nn.Module) -> Iterator[Layer]:
     """All linear layers, in the order of the modules."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | Conv1D):
+        if _is_linear(module):
             yield Layer(name, module)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    if not isinstance(module, nn.Linear | Conv1D):
+        return False
+    return type(module).forward in (nn.Linear.forward, Conv1D.forward) or _computes_the_product(module)
+
+
+@torch.no_grad()
+def _computes_the_product(module: nn.Module) -> bool:
+    """Try a subclass with a forward of its own: Falcon's is a linear layer, Llama 4's router returns more."""
+    layer = Layer("", module)
+    probe = torch.randn((2, layer.weight.shape[1]), generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    expected, output = nn.functional.linear(probe, layer.weight, layer.bias), module(probe)
+    same_kind = isinstance(output, Tensor) and output.shape == expected.shape
+    return same_kind and torch.allclose(output, expected, rtol=1e-2, atol=1e-2)
 
 
 def skipped_weights(model: nn.Module, quantized: set[str]) -> list[Skipped]:
     """Every matrix of the model that is not the weight of a layer in ``quantized``."""
-    reasons = {nn.Linear: "linear layer left alone", Conv1D: "linear layer left alone", nn.Embedding: "embedding"}
     skipped = []
     for name, module in model.named_modules():
         if name in quantized:
@@ -64,10 +79,16 @@ def skipped_weights(model: nn.Module, quantized: set[str]) -> list[Skipped]:
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() < 2:
                 continue
-            kind = next((reason for cls, reason in reasons.items() if isinstance(module, cls)), None)
-            reason = kind or f"a {parameter.dim()}-D parameter of {type(module).__name__}, not a linear layer"
-            skipped.append(Skipped(f"{name}.{parameter_name}", reason))
+            skipped.append(Skipped(f"{name}.{parameter_name}", _reason_to_skip(module, parameter)))
     return skipped
+
+
+def _reason_to_skip(module: nn.Module, parameter: Tensor) -> str:
+    if _is_linear(module):
+        return "linear layer left alone"
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    return f"a {parameter.dim()}-D parameter of {type(module).__name__}, not a linear layer"
 
 
 def replace_module(model: nn.Module, name: str, replacement: nn.Module) -> None:

@@ -1,0 +1,159 @@
+"""Attention by rows: the hidden states of a position do not depend on how many positions are computed with it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+
+import pytest
+import torch
+
+from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.types import Draft
+from quasar.verifiers import attention, causal_lm
+from quasar.verifiers.attention import attending_by_rows, use_row_attention
+from quasar.verifiers.causal_lm import CausalLMVerifier
+from tiny import FAMILIES, random_prompt, tiny
+
+N = 16
+WIDTHS = range(2, 17)
+VARIANTS = [
+    (family, implementation)
+    for family in ("llama", "qwen3", "gemma3", "mistral_window", "gemma2")
+    for implementation in FAMILIES[family].attentions
+]
+
+
+@functools.cache
+def verifier_of(family: str, implementation: str) -> CausalLMVerifier:
+    """A verifier over the W8A8-quantized model; its output head is left in floating point."""
+    model = tiny(family, attention=implementation)
+    return CausalLMVerifier(W8A8Quantizer().quantize(model, [torch.tensor([random_prompt(40, seed=9)])]))
+
+
+def hidden_states(verifier: CausalLMVerifier, context: int, width: int, n: int = N) -> torch.Tensor:
+    """``[n, D]`` last hidden states (before the output head) of n positions, computed in blocks of ``width``."""
+    prompt, tokens = random_prompt(context), random_prompt(n, seed=5)
+    session = verifier.start(prompt, frozenset({"hidden_states"}))
+    rows = []
+    for begin in range(0, n, width):
+        block = tokens[begin : begin + width]
+        rows.append(session.verify(Draft(block[: min(width, n - begin) - 1])).hidden_states)
+        session.commit(block)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(("family", "implementation"), VARIANTS)
+@pytest.mark.parametrize("context", [5, 150])
+def test_hidden_states_are_bit_identical_for_every_width(family, implementation, context):
+    """Widths 1 to 16 over a short and a long context, past the sliding windows too: not one bit differs."""
+    verifier = verifier_of(family, implementation)
+    alone = hidden_states(verifier, context, 1)
+    for width in WIDTHS:
+        assert torch.equal(hidden_states(verifier, context, width), alone), f"width {width}"
+
+
+def test_without_attention_by_rows_the_width_changes_the_bits(monkeypatch):
+    """The tests above can fail: with the mode off, kernels for one query and for several differ on these models."""
+    monkeypatch.setattr(causal_lm, "attending_by_rows", contextlib.nullcontext)
+    differing = [
+        (family, implementation)
+        for family, implementation in VARIANTS
+        if not torch.equal(
+            hidden_states(verifier_of(family, implementation), 150, N),
+            hidden_states(verifier_of(family, implementation), 150, 1),
+        )
+    ]
+    assert differing
+
+
+def _forward(model, width):
+    with torch.no_grad():
+        return model(torch.tensor([random_prompt(width)]), use_cache=False).logits
+
+
+def _recorded(monkeypatch, record):
+    plain = attention.sdpa_attention_forward
+
+    def spy(module, query, key, value, mask, **options):
+        record(query.shape[2], key.shape[2])
+        return plain(module, query, key, value, mask, **options)
+
+    monkeypatch.setattr(attention, "sdpa_attention_forward", spy)
+
+
+def test_each_row_is_computed_alone_over_exactly_its_own_keys(monkeypatch):
+    """Row i of a block sees the keys up to its own position, by the attention function that the model uses anyway."""
+    calls = []
+    model = tiny("llama", num_hidden_layers=1)
+    assert use_row_attention(model)
+    _recorded(monkeypatch, lambda queries, keys: calls.append((queries, keys)))
+    _forward(model, 4)
+    assert calls == [(4, 4)]
+    calls.clear()
+    with attending_by_rows():
+        _forward(model, 4)
+    assert calls == [(1, 1), (1, 2), (1, 3), (1, 4)]
+
+
+def test_the_mode_ends_with_its_block_also_after_an_error():
+    """A failing forward must not leave later ones in row mode."""
+    with pytest.raises(ZeroDivisionError), attending_by_rows():
+        raise ZeroDivisionError
+    assert not attention._by_rows.get()
+    with attending_by_rows():
+        with attending_by_rows():
+            pass
+        assert attention._by_rows.get()
+
+
+def test_two_threads_at_once_keep_their_own_mode(monkeypatch):
+    """One thread verifies by rows while another computes a whole block with the same model."""
+    model = tiny("llama")
+    assert use_row_attention(model)
+    widths: dict[str, set[int]] = {"by rows": set(), "whole": set()}
+    meet = threading.Barrier(2, timeout=60)
+    first = threading.local()
+
+    def record(queries, keys):
+        if not hasattr(first, "done"):  # each thread waits in its first call until the other is in one too
+            first.done = True
+            meet.wait()
+        widths[threading.current_thread().name].add(queries)
+
+    _recorded(monkeypatch, record)
+
+    def by_rows():
+        with attending_by_rows():
+            _forward(model, 5)
+
+    threads = [
+        threading.Thread(target=by_rows, name="by rows"),
+        threading.Thread(target=_forward, args=(model, 5), name="whole"),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert widths == {"by rows": {1}, "whole": {5}}
+
+
+@pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if not kind.replaceable])
+def test_attention_that_cannot_be_replaced_is_left_alone(family):
+    """``False`` says so, and the model still uses its own attention."""
+    model = tiny(family)
+    before = model.config._attn_implementation
+    assert not use_row_attention(model)
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize(("family", "implementation"), VARIANTS)
+def test_by_rows_the_same_is_computed_as_before(family, implementation):
+    """To rounding: soft-caps, windows and scalings of each architecture are kept."""
+    model = tiny(family, attention=implementation)
+    expected = _forward(model, 20)
+    assert use_row_attention(model)
+    assert torch.equal(_forward(model, 20), expected)
+    with attending_by_rows():
+        torch.testing.assert_close(_forward(model, 20), expected, rtol=0, atol=5e-5)

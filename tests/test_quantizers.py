@@ -144,6 +144,8 @@ def test_a_quantized_head_is_a_separate_copy_that_tying_does_not_undo(family):
     expected = logits(quantized)
     quantized.tie_weights()
     assert "lm_head" in quantized_layers(quantized)
+    assert not quantized.config.tie_word_embeddings
+    assert [name for name, _ in quantized.lm_head.named_parameters()] == []
     assert torch.equal(logits(quantized), expected)
     assert torch.equal(quantized.get_input_embeddings().weight, embedding)
     assert model.lm_head.weight is model.get_input_embeddings().weight
@@ -341,6 +343,14 @@ def test_smoothing_alone_does_not_change_what_a_model_computes(family, alpha):
     torch.testing.assert_close(logits(smoothed), logits(model), rtol=0, atol=2e-4)
 
 
+def test_the_bias_of_a_scaled_up_projection_is_scaled_too():
+    """Its rows are divided, so its bias must be."""
+    model = tiny("llama", mlp_bias=True, attention_bias=True)
+    assert model.model.layers[0].mlp.up_proj.bias.abs().max() > 0
+    smoothed = FoldOnly().quantize(model, CALIBRATION)
+    torch.testing.assert_close(logits(smoothed), logits(model), rtol=0, atol=2e-4)
+
+
 @pytest.mark.parametrize("family", SMOOTHED)
 def test_smoothing_reaches_the_layers_that_it_can(family):
     """The input of q/k/v and of gate/up (folded into the norm) and of down (folded into up), by whatever name."""
@@ -397,9 +407,17 @@ UNSAFE = {
 }
 
 
-@pytest.mark.parametrize("compute", UNSAFE.values(), ids=UNSAFE)
-def test_what_also_feeds_something_else_is_not_smoothed(compute):
-    """A producer is divided only where every consumer is a linear layer that consumes nothing else."""
+SAFE = {
+    "a norm that feeds linear layers": lambda toy, hidden: toy.linear(n := toy.norm(hidden)) + toy.up(n),
+    "a norm that is used twice": lambda toy, hidden: toy.linear(toy.norm(hidden)) + toy.linear(toy.norm(-hidden)),
+    "a norm whose shape is looked at": lambda toy, hidden: toy.linear(n := toy.norm(hidden)) * n.shape[-1],
+    "up to down": lambda toy, hidden: toy.linear(torch.sigmoid(hidden) * toy.up(hidden)),
+    "up to down, the other way round": lambda toy, hidden: toy.linear(toy.up(hidden).mul(torch.sigmoid(hidden))),
+}
+
+
+def folded(compute, *, tied: bool) -> tuple[str, ...]:
+    """The layers that are smoothed in a toy; asserts that it computes the same afterwards."""
     toy = Toy(
         compute,
         norm=nn.LayerNorm(16),
@@ -410,7 +428,8 @@ def test_what_also_feeds_something_else_is_not_smoothed(compute):
         single=nn.Linear(16, 1),
     )
     toy.matrix = torch.randn(16, 16)
-    toy.twin.weight = toy.linear.weight
+    if tied:
+        toy.twin.weight = toy.linear.weight
     with torch.no_grad():
         toy.norm.weight.normal_().mul_(5)
         toy.other_norm.weight.normal_()
@@ -419,7 +438,19 @@ def test_what_also_feeds_something_else_is_not_smoothed(compute):
     quantizer = FoldOnly()
     smoothed = quantizer.quantize(toy, CALIBRATION)
     torch.testing.assert_close(smoothed(CALIBRATION[0]), expected, rtol=0, atol=2e-4)
-    assert quantizer.folded == ()
+    return quantizer.folded
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_what_also_feeds_something_else_is_not_smoothed(case):
+    """A producer is divided only where every consumer is a linear layer that consumes nothing else."""
+    assert folded(UNSAFE[case], tied="two layers" in case) == ()
+
+
+@pytest.mark.parametrize("case", SAFE)
+def test_what_feeds_linear_layers_alone_is_smoothed(case):
+    """The refusals above are not for want of trying."""
+    assert "linear" in folded(SAFE[case], tied=False)
 
 
 def test_a_module_registered_under_two_names_is_one_module():

@@ -115,7 +115,7 @@ def test_any_drafter_gives_the_tokens_of_plain_decoding():
         "stop in the middle of a block",
         "eos, but not at once",
     ):
-        assert seen[event] >= 10, (event, seen)
+        assert seen[event] >= 3, (event, seen)
 
 
 def _cut(stats: DecodeStats) -> int:

@@ -399,6 +399,7 @@ UNSAFE = {
         toy.linear(toy.norm(hidden)) + toy.linear(toy.other_norm(hidden))
     ),
     "the weight is used by two layers": lambda toy, hidden: toy.linear(toy.norm(hidden)) + toy.twin(hidden),
+    "the weight is that of two layers": lambda toy, hidden: toy.linear(n := toy.norm(hidden)) + toy.twin(n),
     "up is used twice": lambda toy, hidden: toy.linear(hidden * (u := toy.up(hidden))) + u,
     "up is a gate": lambda toy, hidden: toy.linear(hidden * (u := toy.up(hidden))) + torch.sigmoid(u),
     "up meets itself": lambda toy, hidden: toy.linear((u := toy.up(hidden)) * u),

@@ -28,3 +28,12 @@ def smollm2():
     from quasar.models import load_model
 
     return load_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For tests of many tiny operations, which a second thread only delays: tenfold, where other programs run."""
+    n = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n)

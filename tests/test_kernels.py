@@ -17,6 +17,8 @@ from quasar.kernels.reference import ReferenceKernel
 from quasar.kernels.torch_int8 import TorchInt8Kernel, needs_split
 from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SPLITS = [None, True] + ([] if needs_split() else [False])
 """Two 7-bit rows an activation are exact on every CPU, one 8-bit row on those with the instructions for it."""
 

@@ -24,6 +24,8 @@ from quasar.types import EMPTY_DRAFT, Draft
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from tiny import FAMILIES, VOCAB_SIZE, WINDOWED, greedy, random_prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 N = 40
 STEPS = {
     (k, bad): steps

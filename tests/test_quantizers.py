@@ -21,6 +21,8 @@ from quasar.quantizers.tracing import trace_groups
 from quasar.quantizers.w8a8 import W8A8Quantizer
 from tiny import FAMILIES, VOCAB_SIZE, greedy, random_prompt, tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CALIBRATION = [torch.tensor([random_prompt(40, seed=seed)]) for seed in (7, 8)]
 
 model_of = functools.cache(tiny)

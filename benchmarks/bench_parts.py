@@ -9,8 +9,10 @@ from quasar.decode import decode
 from quasar.drafters.ngram import NgramDrafter
 from quasar.kernels.reference import ReferenceKernel
 from quasar.kernels.torch_int8 import TorchInt8Kernel
-from quasar.policies.greedy import GreedyPolicy
+from quasar.policies.coupled import CoupledPolicy
+from quasar.processing import Processing
 from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
+from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
 from quasar.types import Draft, Verification
@@ -19,7 +21,7 @@ from quasar.types import Draft, Verification
 @pytest.mark.parametrize("context", [100, 10_000, 100_000])
 def bench_ngram_step(benchmark, context):
     """One propose and one commit; must not grow with the context."""
-    session = NgramDrafter().start([i * 7919 % 1000 for i in range(context)])
+    session = NgramDrafter().start([i * 7919 % 1000 for i in range(context)], Sampling())
 
     def step():
         session.propose(5)
@@ -53,13 +55,15 @@ class Instant:
         pass
 
 
-def bench_loop_of_a_hundred_steps(benchmark):
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)], ids=["greedy", "sampled"])
+def bench_loop_of_a_hundred_steps(benchmark, sampling):
     """Everything but drafting and verifying."""
 
     def run():
         stops = Stopping(600)
-        parts = {"drafter": NgramDrafter(), "verifier": Instant(), "policy": GreedyPolicy()}
-        for _ in decode([0], **parts, stopping=stops, stats=DecodeStats()):
+        parts = {"drafter": NgramDrafter(), "verifier": Instant(), "policy": CoupledPolicy()}
+        how = {"sampling": sampling, "processing": Processing([0]), "stopping": stops, "stats": DecodeStats()}
+        for _ in decode([0], **parts, **how):
             pass
 
     benchmark(run)

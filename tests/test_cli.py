@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import quasar
 from quasar import cli
 from quasar.pipeline import Pipeline
 from quasar.types import Verdict
-from toys import CHAT_TEMPLATE, toy_pipeline
+from toys import CHAT_TEMPLATE, table_lm, tiny_llama, toy_pipeline, word_tokenizer
 
 PROMPT = "the cat sat"
 TEXT = toy_pipeline().generate(PROMPT, max_new_tokens=12).text
@@ -25,8 +26,9 @@ class KeepAll:
     """A lossy policy."""
 
     lossless = False
+    drafter_invariant = False
 
-    def decide(self, draft, verification):
+    def decide(self, draft, verification, sampling):
         return Verdict(len(draft), int(verification.logits[-1].argmax()))
 
 
@@ -135,17 +137,22 @@ MISTAKES = {
     "unknown option": (["generate", "x", "--max-token", "5"], "No such option"),
     "no prompt": (["generate"], "Missing argument 'PROMPT'"),
     "no number": (["generate", "x", "--max-new-tokens", "many"], "'many' is not a valid integer"),
-    "sampling": (["generate", "x", "--temperature", "0.7"], "temperature=0.7: sampling is not supported yet"),
     "negative temperature": (["generate", "x", "--temperature", "-1"], "temperature=-1.0: give a number of at least 0"),
     "no budget": (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens=0: give an integer of at least 1"),
     "empty stop": (["generate", "x", "--stop", ""], "stop=['']: each stop must be a non-empty string"),
     "top-k": (["generate", "x", "--top-k", "0"], "top_k=0: give an integer of at least 1, or None"),
     "top-p": (["generate", "x", "--top-p", "2"], "top_p=2.0: give a number above 0 and up to 1, or None"),
+    "min-p": (["generate", "x", "--min-p", "1.5"], "min_p=1.5: give a number from 0 to 1, or None"),
+    "logprobs": (
+        ["generate", "x", "--json", "--logprobs", "-1"],
+        "logprobs=-1: give an integer of at least 0, or None",
+    ),
+    "logprobs as text": (["generate", "x", "--logprobs", "2"], "--logprobs is reported in JSON only; add --json"),
     "exact to whom": (["generate", "x", "--exact-to", "me"], "'me' is not one of 'quantized', 'full'"),
-    "exact to full": (["generate", "x", "--exact-to", "full"], "use exact_to='quantized', or quantizer='none'"),
     "drafter": (["generate", "x", "--drafter", "ngrm"], "no drafter named 'ngrm'; installed: ngram ("),
     "quantizer": (["generate", "x", "--quantizer", "w8a"], "no quantizer named 'w8a'; installed: none ("),
-    "policy": (["generate", "x", "--policy", "greed"], "no policy named 'greed'; installed: greedy ("),
+    "policy": (["generate", "x", "--policy", "greed"], "no policy named 'greed'; installed: block ("),
+    "policy option": (["generate", "x", "--policy", "margin:k=1"], "has no option 'k'; its options: margin"),
     "verifier": (["generate", "x", "--verifier", "causal"], "no verifier named 'causal'; installed: causal_lm ("),
     "option": (["generate", "x", "--drafter", "ngram:kk=5"], "has no option 'kk'; its options: k, max_n, min_n"),
     "option value": (["generate", "x", "--drafter", "ngram:k=0"], "ngram: k=0, expected an integer of at least 1"),
@@ -228,11 +235,29 @@ def test_the_options_reach_the_pipeline(quasar_command, toy):
         "dtype": None,
         "device": None,
         "calibration": None,
+        "strict": False,
     }
     assert toy == [
         ("m", {**defaults, "drafter": "ngram:k=2", "policy": "greedy", "dtype": "float32"}),
         ("smollm2", defaults),
     ]
+
+
+def test_exact_to_full_is_exact_to_the_full_model(quasar_command, monkeypatch):
+    """The quantized copy drafts for it, and the guarantee is the full model's."""
+    tokenizer = word_tokenizer()
+    build = Pipeline.from_model
+    loaded = {"drafter", "quantizer", "policy", "verifier", "exact_to", "calibration"}
+
+    def from_pretrained(name, **choices):
+        return build(tiny_llama(), tokenizer, **{key: choices[key] for key in loaded})
+
+    monkeypatch.setattr(Pipeline, "from_pretrained", from_pretrained)
+    arguments = ["generate", PROMPT, "--max-new-tokens", "20", "--exact-to", "full", "--compare", "--json"]
+    found = json.loads(quasar_command(*arguments)[1])
+    assert found["guarantee"].startswith("full: the tokens equal those of the model as it was given")
+    assert found["reference"]["identical"] is True
+    assert (found["config"]["exact_to"], found["config"]["quantizer"]) == ("full", "w8a8")
 
 
 def test_a_prompt_gets_the_chat_template_unless_it_is_raw(quasar_command, toy):
@@ -301,12 +326,68 @@ def test_json_is_one_object_of_ascii(quasar_command, toy, options, keys):
     assert (found["text"], found["token_ids"]) == (result.text, list(result.token_ids))
     assert found["finish_reason"] == "length"
     assert list(found["stats"]) == list(result.stats)
-    settings = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None, "seed": 3, "raw": True}
-    assert found["config"] == {"exact_to": "full", "invariance": "bitwise", **settings, "stop": ["★ 👍"]}
+    settings = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "seed": 3}
+    described = {"exact_to": "full", "invariance": "bitwise", **settings, "logprobs": None}
+    assert found["config"] == {**described, "stop": ["★ 👍"], "raw": True}
     if "reference" in keys:
         assert list(found["reference"]) == ["identical", "token_ids", "stats"]
         assert found["reference"]["identical"] is True
         assert found["reference"]["token_ids"] == found["token_ids"]
+
+
+def test_the_settings_of_sampling_reach_the_pipeline(quasar_command, toy):
+    """One by one: each option has its part in the tokens, and the JSON says what was asked for."""
+    arguments = ["generate", PROMPT, "--raw", "--json", "--max-new-tokens", "25"]
+    settings = {"temperature": 40.0, "seed": 5}
+    outputs = []
+    for name, value in [("top_k", 3), ("top_p", 0.7), ("min_p", 0.4), ("seed", 6)]:
+        asked = {**settings, name: value}
+        options = [part for key, x in asked.items() for part in (f"--{key.replace('_', '-')}", str(x))]
+        found = json.loads(quasar_command(*arguments, *options)[1])
+        assert found["token_ids"] == list(toy_pipeline().generate(PROMPT, max_new_tokens=25, **asked).token_ids)
+        assert found["config"].items() >= asked.items()
+        outputs.append(tuple(found["token_ids"]))
+    assert len({*outputs, toy_pipeline().generate(PROMPT, max_new_tokens=25, **settings).token_ids}) == 5
+
+
+def test_sampled_output_is_compared_with_the_same_seed(quasar_command, toy):
+    """It is identical too, and the guarantee names the seed."""
+    arguments = ["generate", PROMPT, "--raw", "--compare", "--max-new-tokens", "12"]
+    status, out, err = quasar_command(*arguments, "--temperature", "40", "--seed", "8")
+    text = toy_pipeline().reference(PROMPT, max_new_tokens=12, temperature=40, seed=8).text
+    assert (status, out) == (0, text + "\n")
+    assert "identical: all 12 tokens" in err
+    assert "with the same seed (8)" in err
+
+
+@pytest.mark.parametrize("n", [0, 2])
+@pytest.mark.parametrize("options", [[], ["--no-speculation"], ["--compare"]])
+def test_log_probabilities_are_in_the_json_where_they_are_asked_for(quasar_command, toy, n, options):
+    """One object a token: its own logarithm, and the n best tokens with theirs, best first."""
+    arguments = ["generate", PROMPT, "--raw", "--json", "--max-new-tokens", "12", "--temperature", "40", *options]
+    found = json.loads(quasar_command(*arguments, "--logprobs", str(n))[1])
+    expected = toy_pipeline().reference(PROMPT, max_new_tokens=12, temperature=40, logprobs=n)
+    assert list(found)[: len(KEYS) + 1] == [*KEYS, "logprobs"]
+    assert found["logprobs"] == [
+        {"logprob": entry.logprob, "top": {str(token_id): value for token_id, value in entry.top.items()}}
+        for entry in expected.logprobs
+    ]
+    assert [list(entry["top"]) for entry in found["logprobs"]] == [
+        [str(token_id) for token_id in entry.top] for entry in expected.logprobs
+    ]
+    assert all(len(entry["top"]) == n for entry in found["logprobs"])
+    assert found["config"]["logprobs"] == n
+    assert "logprobs" not in json.loads(quasar_command(*arguments)[1])
+
+
+def test_tokens_of_no_probability_are_left_out_of_the_json(quasar_command, monkeypatch):
+    """JSON has no minus infinity."""
+    lm = table_lm()
+    lm.row = lambda context: torch.tensor([float("-inf")] * 5 + [1.0] * (lm.vocab_size - 5), dtype=torch.float64)
+    monkeypatch.setattr(Pipeline, "from_pretrained", lambda name, **_: Pipeline(lm, word_tokenizer()))
+    _, out, _ = quasar_command("generate", PROMPT, "--json", "--max-new-tokens", "3", "--logprobs", "1000")
+    assert "Infinity" not in out
+    assert [len(entry["top"]) for entry in json.loads(out)["logprobs"]] == [lm.vocab_size - 5] * 3
 
 
 def test_without_speculation_the_target_decodes_alone(quasar_command, toy):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import attrs
 import pytest
 import torch
 from hypothesis import find, given, settings
+from hypothesis import strategies as st
 
 from fakes import TableLM, TableSession, scripted
 from quasar.decode import decode, reference_decode
@@ -15,7 +17,10 @@ from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.ngram import NgramDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import NumericalError, PluginError
+from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
+from quasar.processing import Processing
+from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
 from quasar.types import EMPTY_DRAFT, Draft, Emission, Verdict, Verification
@@ -32,23 +37,45 @@ def stopping_of(case: Case, kind: type[Stopping] = Stopping) -> Stopping:
     )
 
 
-def speculative(case: Case, *, target=None, drafter=None, policy=None, stopping=None):
+def run(prompt_ids, *, drafter, verifier, policy, stopping, stats=None, sampling=None, processors=()) -> list[Emission]:
+    """All emissions of the loop; greedy unless ``sampling`` is given."""
+    steps = decode(
+        prompt_ids,
+        drafter=drafter,
+        verifier=verifier,
+        policy=policy,
+        sampling=sampling or Sampling(),
+        stopping=stopping,
+        processing=Processing(prompt_ids, processors),
+        stats=stats or DecodeStats(),
+    )
+    return [step.emission for step in steps]
+
+
+def speculative(case: Case, *, target=None, drafter=None, policy=None, stopping=None, sampling=None):
     stats = DecodeStats()
-    emissions = decode(
+    emissions = run(
         case.prompt_ids,
         drafter=drafter or FunctionDrafter(case.drafter()),
         verifier=target or case.target(),
         policy=policy or GreedyPolicy(),
+        sampling=sampling,
         stopping=stopping or stopping_of(case),
         stats=stats,
     )
-    return list(emissions), stats
+    return emissions, stats
 
 
-def plain(case: Case) -> list[Emission]:
-    return list(
-        reference_decode(case.prompt_ids, verifier=case.target(), stopping=stopping_of(case), stats=DecodeStats())
+def plain(case: Case, sampling: Sampling | None = None) -> list[Emission]:
+    steps = reference_decode(
+        case.prompt_ids,
+        verifier=case.target(),
+        sampling=sampling or Sampling(),
+        stopping=stopping_of(case),
+        processing=Processing(case.prompt_ids),
+        stats=DecodeStats(),
     )
+    return [step.emission for step in steps]
 
 
 def tokens_of(emissions: list[Emission]) -> list[int]:
@@ -142,7 +169,7 @@ def test_an_oracle_needs_the_fewest_steps_there_can_be(k, max_new_tokens):
     prompt = (1, 2, 3)
     output = target.greedy(prompt, max_new_tokens)
     stats = DecodeStats()
-    emissions = decode(
+    emissions = run(
         prompt,
         drafter=FunctionDrafter(scripted(len(prompt), output, k)),
         verifier=target,
@@ -150,7 +177,7 @@ def test_an_oracle_needs_the_fewest_steps_there_can_be(k, max_new_tokens):
         stopping=Stopping(max_new_tokens),
         stats=stats,
     )
-    assert tokens_of(list(emissions)) == output
+    assert tokens_of(emissions) == output
     assert stats.steps == -(-max_new_tokens // (k + 1))
     assert stats.drafted_tokens == stats.accepted_tokens == max_new_tokens - stats.steps
     assert len(target.sessions[0].cached) == len(prompt) + max_new_tokens - 1
@@ -162,7 +189,7 @@ def test_a_drafter_that_is_sometimes_wrong_needs_the_steps_it_deserves(bad, k, s
     target = TableLM(50, seed=5)
     output = target.greedy((9,), 40)
     stats = DecodeStats()
-    emissions = decode(
+    emissions = run(
         (9,),
         drafter=FunctionDrafter(scripted(1, output, k, bad, vocab_size=50)),
         verifier=target,
@@ -170,7 +197,7 @@ def test_a_drafter_that_is_sometimes_wrong_needs_the_steps_it_deserves(bad, k, s
         stopping=Stopping(40),
         stats=stats,
     )
-    assert tokens_of(list(emissions)) == output
+    assert tokens_of(emissions) == output
     assert stats.steps == steps
 
 
@@ -196,7 +223,7 @@ def test_an_eos_anywhere_in_a_block_is_the_last_token(eos_at):
     target = TableLM(1000, seed=11)
     output = target.greedy((1, 2), 40)
     eos = output[eos_at]
-    emissions = decode(
+    emissions = run(
         (1, 2),
         drafter=FunctionDrafter(scripted(2, output, 7)),
         verifier=target,
@@ -204,25 +231,25 @@ def test_an_eos_anywhere_in_a_block_is_the_last_token(eos_at):
         stopping=Stopping(40, eos_token_ids=[eos, 999_999]),
         stats=DecodeStats(),
     )
-    assert tokens_of(list(emissions)) == output[: output.index(eos) + 1]
+    assert tokens_of(emissions) == output[: output.index(eos) + 1]
 
 
 class AcceptsOneTooMany(GreedyPolicy):
-    def decide(self, draft: Draft, verification: Verification) -> Verdict:
-        verdict = super().decide(draft, verification)
+    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        verdict = super().decide(draft, verification, sampling)
         n = min(verdict.n_accepted + 1, len(draft))
         return Verdict(n, int(verification.logits[n].argmax()))
 
 
 class BonusFromTheRowBefore(GreedyPolicy):
-    def decide(self, draft: Draft, verification: Verification) -> Verdict:
-        n = super().decide(draft, verification).n_accepted
+    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        n = super().decide(draft, verification, sampling).n_accepted
         return Verdict(n, int(verification.logits[max(n - 1, 0)].argmax()))
 
 
 class TiesToTheHighestId(GreedyPolicy):
-    def decide(self, draft: Draft, verification: Verification) -> Verdict:
-        return super().decide(draft, Verification(_reversed_ties(verification.logits)))
+    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        return super().decide(draft, Verification(_reversed_ties(verification.logits)), sampling)
 
 
 def _reversed_ties(logits: torch.Tensor) -> torch.Tensor:
@@ -296,7 +323,7 @@ def test_logits_of_the_wrong_shape_name_the_verifier_and_both_shapes():
     """A verifier that returns too few rows is named, with what was expected."""
     with pytest.raises(PluginError, match=r"OneRow returned logits of shape \[1, 9\], expected .* = \[4, 9\]"):
         list(
-            decode(
+            run(
                 (1,),
                 drafter=FunctionDrafter(lambda token_ids, k: [1, 2, 3]),
                 verifier=OneRow(9),
@@ -318,7 +345,7 @@ def test_logits_without_a_finite_maximum_name_verifier_and_position(value):
 
     with pytest.raises(NumericalError, match=r"Broken .* at position 2 of a block of 4"):
         list(
-            decode(
+            run(
                 (1, 2),
                 drafter=FunctionDrafter(lambda token_ids, k: [1, 2, 3]),
                 verifier=Broken(9),
@@ -332,7 +359,7 @@ def test_logits_without_a_finite_maximum_name_verifier_and_position(value):
 def test_a_masked_token_is_no_error():
     """-inf for some tokens of a row is how a constraint looks; the rest is chosen from."""
     verification = Verification(torch.tensor([[-float("inf"), 1.0, -float("inf")]]))
-    assert GreedyPolicy().decide(EMPTY_DRAFT, verification) == Verdict(0, 1)
+    assert GreedyPolicy().decide(EMPTY_DRAFT, verification, Sampling()) == Verdict(0, 1)
 
 
 @pytest.mark.parametrize("verdict", [Verdict(-1, 1), Verdict(9, 1), Verdict(1, 9), Verdict(0, -1)])
@@ -340,12 +367,12 @@ def test_a_verdict_beyond_draft_or_vocabulary_names_the_policy(verdict):
     """A policy cannot keep tokens that were not drafted, nor add one that does not exist."""
 
     class Wild(GreedyPolicy):
-        def decide(self, draft: Draft, verification: Verification) -> Verdict:
+        def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
             return verdict
 
     with pytest.raises(PluginError, match=r"Wild returned Verdict.* n_accepted in 0…3 and next_token in 0…8"):
         list(
-            decode(
+            run(
                 (1,),
                 drafter=FunctionDrafter(lambda token_ids, k: [1, 2, 3]),
                 verifier=TableLM(9),
@@ -364,4 +391,36 @@ def test_a_function_that_returns_no_tokens_is_named(proposed):
         return proposed
 
     with pytest.raises(PluginError, match=r"drafter guess returned .* expected token ids"):
-        FunctionDrafter(guess).start([1]).propose(3)
+        FunctionDrafter(guess).start([1], Sampling()).propose(3)
+
+
+@pytest.mark.parametrize("policy", [GreedyPolicy(), CoupledPolicy()])
+def test_both_policies_of_auto_are_greedy_at_temperature_zero(policy):
+    """``coupled`` at temperature 0 is greedy decoding."""
+
+    @given(cases())
+    def check(case: Case) -> None:
+        assert holds(case, policy=policy)
+
+    check()
+
+
+def test_sampling_gives_the_tokens_of_plain_sampling_for_any_drafter():
+    """Coupled: the tokens of a seed are those of the target alone, whatever is drafted; and drafts are accepted."""
+    seen: Counter[str] = Counter()
+
+    @given(cases(), st.integers(0, 2**62), st.sampled_from([0.3, 1.0, 3.0]), st.none() | st.integers(1, 5))
+    @settings(max_examples=400)
+    def check(case: Case, seed: int, temperature: float, top_k: int | None) -> None:
+        case = attrs.evolve(case, levels=6)
+        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
+        own = plain(case, sampling)
+        emissions, stats = speculative(case, policy=CoupledPolicy(), sampling=sampling)
+        assert tokens_of(emissions) == tokens_of(own)
+        assert emissions[-1].finish_reason == own[-1].finish_reason
+        seen["accepted"] += stats.accepted_tokens > 1
+        seen["rejected"] += stats.accepted_tokens < stats.drafted_tokens
+        seen["not greedy"] += tokens_of(own) != tokens_of(plain(case))
+
+    check()
+    assert min(seen[event] for event in ("accepted", "rejected", "not greedy")) >= 20, seen

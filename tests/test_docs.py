@@ -10,18 +10,25 @@ from pathlib import Path
 
 import attrs
 import pytest
-import torch
 from click.testing import CliRunner
 
 from quasar import GenerationResult, Pipeline, cli, hookspecs, plugins, protocols, registry
 from quasar.drafters.ngram import NgramDrafter
 from quasar.guarantees import guarantee_of, guarantee_of_reference
 from quasar.plan import Choices
+from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
+from quasar.policies.margin import MarginPolicy
+from quasar.policies.rejection import RejectionPolicy
+from quasar.policies.typical import TypicalPolicy
 from quasar.quantizers.w8a8 import W8A8Quantizer
 from quasar.request import Request
+from quasar.sampling import Sampling
 from quasar.signatures import check_class
 from quasar.stats import DecodeStats
+from quasar.types import TokenLogprobs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -72,15 +79,6 @@ def numbered(pages: list[str]):
     return [
         pytest.param(page, i, id=f"{page}-{i}") for page in pages for i, _ in enumerate(snippets(DOCS / page), start=1)
     ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The models of the snippets are too small to share: threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(page: str, i: int) -> dict[str, object]:
@@ -229,10 +227,12 @@ def test_every_command_has_a_heading():
 
 
 def test_the_json_keys_of_generate():
-    result = GenerationResult("", (), "eos", "", {})
+    result = GenerationResult("", (), "eos", "", {}, logprobs=(TokenLogprobs(-0.5, {7: -0.5}),))
     assert first_column("cli.md", "JSON of `generate`") == list(cli._as_json(result, result, {}))
-    for key in cli._as_json(result, result, {})["reference"]:
-        assert f"`{key}`" in section("cli.md", "JSON of `generate`")
+    for part in (cli._as_json(result, result, {})["reference"], cli._as_json(result, result, {})["logprobs"][0]):
+        assert all(f"`{key}`" in section("cli.md", "JSON of `generate`") for key in part)
+    without = cli._as_json(attrs.evolve(result, logprobs=None), None, {})
+    assert [key for key in cli._as_json(result, result, {}) if key not in without] == ["logprobs", "reference"]
 
 
 def test_the_json_keys_of_plugins():
@@ -258,11 +258,31 @@ def test_the_settings_have_the_defaults_of_the_code():
     assert {name: eval(default) for name, default in rows} == attrs.asdict(Request())
 
 
-@pytest.mark.parametrize(("row", "factory"), [("drafter `ngram`", NgramDrafter), ("quantizer `w8a8`", W8A8Quantizer)])
+@pytest.mark.parametrize(
+    ("row", "factory"),
+    [
+        ("drafter `ngram`", NgramDrafter),
+        ("quantizer `w8a8`", W8A8Quantizer),
+        ("policy `margin`", MarginPolicy),
+        ("policy `typical`", TypicalPolicy),
+    ],
+)
 def test_the_options_of_a_strategy_have_the_defaults_of_the_code(row, factory):
     (cell,) = re.findall(rf"^\| {re.escape(row)} \| (.+) \|$", section("python.md", "Choices"), flags=re.MULTILINE)
     _, options = registry.parse_spec(f"any:{','.join(CODE.findall(cell))}")
     assert options == {name: p.default for name, p in inspect.signature(factory).parameters.items()}
+
+
+def test_every_policy_has_a_row_with_what_it_declares():
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \|", section("guarantees.md", "The policies"), flags=re.MULTILINE)
+    names = [entry.name for entry in registry.Registry(plugins.load_plugins()).entries("policy")]
+    assert sorted(name for name, _, _ in rows) == names
+    for name, greedy, sampled in rows:
+        policy = registry.default_registry().build("policy", name)
+        assert greedy == ("the same tokens" if policy.lossless else "nothing"), name
+        invariant = "refused" if name == "greedy" else "the same tokens"
+        lossless = invariant if policy.drafter_invariant else "the same distribution"
+        assert sampled == (lossless if policy.lossless else "nothing"), name
 
 
 def test_the_calls_of_a_pipeline_have_headings_with_their_signatures():
@@ -275,11 +295,12 @@ def test_the_calls_of_a_pipeline_have_headings_with_their_signatures():
 
 def test_a_guarantee_starts_as_the_page_says():
     starts = first_column("guarantees.md", "Reading the guarantee")
-    lossy = type("Lossy", (), {"lossless": False})()
     verifier = type("Target", (), {"invariance": "argmax"})()
-    for exact_to, policy in itertools.product(("quantized", "full"), (GreedyPolicy(), lossy)):
+    policies = [GreedyPolicy(), CoupledPolicy(), RejectionPolicy(), MarginPolicy()]
+    for exact_to, policy, temperature in itertools.product(("quantized", "full"), policies, (0.0, 0.5)):
         start = f"{exact_to}: " if policy.lossless else "none: "
         assert start in starts
-        assert guarantee_of(verifier, policy, exact_to, "the target").startswith(start)
+        claim = guarantee_of(verifier, policy, exact_to, "the target", Sampling(temperature=temperature))
+        assert claim.startswith(start)
         assert guarantee_of_reference(exact_to, "the target").startswith(f"{exact_to}: ")
     assert first_column("guarantees.md", "What is declared")[1:] == ['"bitwise"', '"argmax"', '"none"']

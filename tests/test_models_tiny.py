@@ -17,7 +17,9 @@ from quasar.decode import decode
 from quasar.drafters.function import FunctionDrafter
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
 from quasar.policies.greedy import GreedyPolicy
+from quasar.processing import Processing
 from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
 from quasar.types import EMPTY_DRAFT, Draft
@@ -330,8 +332,8 @@ class NeedyDrafter(FunctionDrafter):
         super().__init__(scripted(12, expected, 4, 3, VOCAB_SIZE))
         self.needs, self.seen = needs, []
 
-    def start(self, prompt_ids):
-        session = super().start(prompt_ids)
+    def start(self, prompt_ids, sampling):
+        session = super().start(prompt_ids, sampling)
         plain_commit, plain_propose = session.commit, session.propose
 
         def propose(max_tokens):
@@ -416,7 +418,7 @@ def test_bfloat16_output_differs_at_most_where_two_logits_are_within_rounding():
         prompt = random_prompt(12, seed=seed)
         expected = greedy(model, prompt, N)
         result = generated(model, prompt, scripted(12, expected, 5))
-        assert "except where its best logits lie close together" in result.guarantee
+        assert "except where its best choices lie close together" in result.guarantee
         differing = [i for i, pair in enumerate(zip(result.token_ids, expected, strict=True)) if pair[0] != pair[1]]
         if differing:
             context = torch.tensor([[*prompt, *expected[: differing[0]]]])
@@ -437,16 +439,18 @@ def test_interleaved_sequences_over_one_verifier_do_not_touch_each_other():
             drafter=FunctionDrafter(scripted(len(prompt), target, 5, 3, VOCAB_SIZE)),
             verifier=verifier,
             policy=GreedyPolicy(),
+            sampling=Sampling(),
             stopping=Stopping(N),
+            processing=Processing(prompt),
             stats=DecodeStats(),
         )
         for prompt, target in zip(prompts, expected, strict=True)
     ]
     outputs = [[] for _ in prompts]
     for _ in range(N):
-        for output, emissions in zip(outputs, running, strict=True):
-            for emission in [next(emissions, None)]:
-                output.extend(emission.token_ids if emission else ())
+        for output, steps in zip(outputs, running, strict=True):
+            for step in [next(steps, None)]:
+                output.extend(step.emission.token_ids if step else ())
     assert outputs == expected
 
 

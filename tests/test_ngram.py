@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from quasar.drafters.ngram import NgramDrafter, NgramSession
 from quasar.errors import InvalidRequestError
+from quasar.sampling import Sampling
 
 
 def propose(token_ids, max_tokens=100, **options):
-    return list(NgramDrafter(**options).start(token_ids).propose(max_tokens).token_ids)
+    return list(NgramDrafter(**options).start(token_ids, Sampling()).propose(max_tokens).token_ids)
 
 
 def by_search(token_ids: list[int], k: int, max_n: int, min_n: int) -> list[int]:
@@ -53,7 +54,7 @@ def test_the_index_finds_what_a_scan_finds(token_ids, k, max_n, data):
     min_n = data.draw(st.integers(1, max_n))
     cut = data.draw(st.integers(1, len(token_ids)))
     drafter = NgramDrafter(k=k, max_n=max_n, min_n=min_n)
-    session = drafter.start(token_ids[:cut])
+    session = drafter.start(token_ids[:cut], Sampling())
     for token_id in token_ids[cut:]:
         session.commit([token_id], None)
     expected = by_search(token_ids, k, max_n, min_n)
@@ -81,7 +82,7 @@ class CountingDict(dict):
 
 
 def test_a_token_costs_the_same_however_long_the_context_is():
-    """Dictionary operations a token: at most one insertion and one lookup for each n."""
+    """Dictionary operations a token: for each n a lookup to draft, and one and an insertion to index."""
     session = NgramSession(NgramDrafter())
     session._follower = CountingDict()
     session.extend([7, 8, 9])
@@ -91,13 +92,40 @@ def test_a_token_costs_the_same_however_long_the_context_is():
         session.propose(5)
         session.commit([step % 97], None)
         costs.append(session._follower.operations - before)
-    assert max(costs) <= 6
+    assert max(costs) <= 9
+
+
+TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+
+
+@given(TOKENS, st.lists(st.tuples(st.integers(0, 30), TOKENS), min_size=1, max_size=4), st.integers(1, 4), st.data())
+def test_a_restarted_session_is_a_fresh_one(token_ids, branches, max_n, data):
+    """Cut anywhere, a whole new text included, and continued otherwise: what it knows is what a fresh session knows."""
+    drafter = NgramDrafter(k=4, max_n=max_n, min_n=data.draw(st.integers(1, max_n)))
+    session = drafter.start(token_ids, Sampling())
+    for kept, tail in branches:
+        token_ids = [*token_ids[:kept], *tail]
+        session.restart(token_ids)
+        fresh = drafter.start(token_ids, Sampling())
+        assert vars(session) == vars(fresh)
+        assert session.propose(9).token_ids == fresh.propose(9).token_ids
+        token_ids = [*token_ids, *tail]
+        session.commit(tail, None)
+
+
+def test_a_restart_costs_what_it_differs_by():
+    """Ten tokens taken back and ten others put in their place: no more work than that, in a context of thousands."""
+    token_ids = [i * 7919 % 97 for i in range(5000)]
+    session = NgramDrafter().start(token_ids, Sampling())
+    session._follower = CountingDict(session._follower)
+    session.restart([*token_ids[:-10], *range(100, 110)])
+    assert 0 < session._follower.operations <= 10 * 3 * 4
 
 
 def test_sessions_do_not_share_what_they_have_seen():
     """Two sequences over one drafter: each drafts from its own text."""
     drafter = NgramDrafter()
-    first, second = drafter.start([1, 2, 1]), drafter.start([1, 3, 1])
+    first, second = drafter.start([1, 2, 1], Sampling()), drafter.start([1, 3, 1], Sampling())
     assert first.propose(1).token_ids == (2,)
     assert second.propose(1).token_ids == (3,)
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
-from transformers import EosTokenCriteria, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from fakes import TableLM, scripted
 from quasar.errors import InvalidRequestError
 from quasar.pipeline import Pipeline
 from quasar.types import Verdict
-from toys import CHAT_TEMPLATE, WORDS, table_lm, toy_pipeline, word_tokenizer
+from toys import CHAT_TEMPLATE, WORDS, table_lm, tiny_llama, toy_pipeline, word_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = "the cat sat"
 PROMPT_IDS = [WORDS.index(word) for word in PROMPT.split()]
@@ -29,6 +38,7 @@ DRAFTERS = {
     "wrong": scripted(len(PROMPT_IDS), table_lm().greedy(PROMPT_IDS, 200), k=6, bad=1, vocab_size=len(WORDS)),
 }
 EXPECTED = table_lm().greedy(PROMPT_IDS, 40)
+NAN, INF = float("nan"), float("inf")
 
 
 STOPS = st.sampled_from(["says", "日本 é", "er cat u", " ", "answer moon says cat", "zzz"])
@@ -43,6 +53,16 @@ def counted(result):
     """The same and what it took: a drafter that mixes sequences up changes no token, but guesses worse."""
     names = ("steps", "drafted_tokens", "accepted_tokens", "acceptance_by_position")
     return content(result), [result.stats[name] for name in names]
+
+
+def forbid(*token_ids):
+    """A logits processor under which these tokens are never said."""
+
+    def processor(input_ids, scores):
+        scores[:, list(token_ids)] = -INF
+        return scores
+
+    return processor
 
 
 def text_of(token_ids):
@@ -118,7 +138,17 @@ def test_a_pipeline_without_a_tokenizer_takes_and_gives_ids():
         pipe.generate_ids(PROMPT_IDS, stop="x")
 
 
-NAN, INF = float("nan"), float("inf")
+class Uncopyable:
+    """A logits processor that no position can have a copy of."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+    def __repr__(self):
+        return "Uncopyable()"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +161,6 @@ NAN, INF = float("nan"), float("inf")
         ({"max_new_tokens": "5"}, "max_new_tokens='5': give an integer of at least 1"),
         ({"max_new_tokens": True}, "max_new_tokens=True: give an integer of at least 1"),
         ({"max_new_tokens": None}, "max_new_tokens=None: give an integer of at least 1"),
-        ({"temperature": 0.7}, "temperature=0.7: sampling is not supported yet; use temperature=0 (greedy)"),
         ({"temperature": -1}, "temperature=-1: give a number of at least 0"),
         ({"temperature": NAN}, "temperature=nan: give a number of at least 0"),
         ({"temperature": INF}, "temperature=inf: give a number of at least 0"),
@@ -143,6 +172,17 @@ NAN, INF = float("nan"), float("inf")
         ({"top_p": 0}, "top_p=0: give a number above 0 and up to 1, or None"),
         ({"top_p": 1.5}, "top_p=1.5: give a number above 0 and up to 1, or None"),
         ({"top_p": NAN}, "top_p=nan: give a number above 0 and up to 1, or None"),
+        ({"min_p": -0.1}, "min_p=-0.1: give a number from 0 to 1, or None"),
+        ({"min_p": 1.5}, "min_p=1.5: give a number from 0 to 1, or None"),
+        ({"min_p": NAN}, "min_p=nan: give a number from 0 to 1, or None"),
+        ({"min_p": True}, "min_p=True: give a number from 0 to 1, or None"),
+        ({"min_p": "0.1"}, "min_p='0.1': give a number from 0 to 1, or None"),
+        ({"logprobs": -1}, "logprobs=-1: give an integer of at least 0, or None"),
+        ({"logprobs": 2.0}, "logprobs=2.0: give an integer of at least 0, or None"),
+        ({"logprobs": True}, "logprobs=True: give an integer of at least 0, or None"),
+        ({"logits_processors": 5}, "logits processor 5 is no function of (input_ids, scores)"),
+        ({"logits_processors": [None]}, "logits processor None is no function of (input_ids, scores)"),
+        ({"logits_processors": [Uncopyable()]}, "logits processor Uncopyable has a state that cannot be copied"),
         ({"seed": 1.5}, "seed=1.5: give an integer"),
         ({"seed": None}, "seed=None: give an integer"),
         ({"stop": ""}, "stop=['']: each stop must be a non-empty string"),
@@ -178,8 +218,23 @@ def test_a_setting_that_cannot_be_honoured_is_refused_before_anything_runs(setti
         {"temperature": 0},
         {"top_k": 1},
         {"top_p": 1},
+        {"min_p": 0},
+        {"min_p": 1},
         {"seed": 7},
-        {"top_k": None, "top_p": None, "stop": None, "stopping_criteria": None, "eos_token_id": None},
+        {"seed": -(2**70)},
+        {"logprobs": 3},
+        {"logits_processors": ()},
+        {"logits_processors": lambda input_ids, scores: scores},
+        {
+            "top_k": None,
+            "top_p": None,
+            "min_p": None,
+            "stop": None,
+            "stopping_criteria": None,
+            "eos_token_id": None,
+            "logits_processors": None,
+            "logprobs": None,
+        },
         {"eos_token_id": []},
         {"stop": ()},
         {"raw": True},
@@ -345,6 +400,8 @@ def test_settings_do_not_leak_into_later_calls(drafter):
         {"max_new_tokens": 20, "stop": [WORDS[EXPECTED[4]]]},
         {"max_new_tokens": 20, "eos_token_id": EXPECTED[2]},
         {"max_new_tokens": 20, "stopping_criteria": [lambda token_ids: len(token_ids) == 5]},
+        {"max_new_tokens": 10, "temperature": 99.9, "seed": 3, "top_k": 5, "min_p": 0.1},
+        {"max_new_tokens": 10, "logprobs": 2, "logits_processors": [forbid(EXPECTED[0])]},
     ):
         assert len(pipe.generate(PROMPT, **settings).token_ids) < 20
         assert counted(pipe.generate(PROMPT, max_new_tokens=40)) == fresh
@@ -415,14 +472,18 @@ def test_threads_on_one_pipeline_do_not_disturb_each_other(drafter, often_switch
     assert all(outcome == alone[prompt] for prompt, outcome in outcomes)
 
 
-def test_the_global_random_state_is_left_alone():
-    """Neither building nor decoding draws from it or seeds it."""
+@pytest.mark.parametrize("policy", ["auto", "rejection", "block", "typical"])
+@pytest.mark.parametrize("temperature", [0.0, 40.0])
+def test_the_global_random_state_is_left_alone(policy, temperature):
+    """Neither building nor decoding draws from any of the three or seeds it."""
     torch.manual_seed(123)
-    before = torch.random.get_rng_state()
-    pipe = toy_pipeline()
-    pipe.generate(PROMPT, max_new_tokens=20, seed=9)
-    pipe.reference(PROMPT, max_new_tokens=20, seed=9)
-    assert torch.equal(torch.random.get_rng_state(), before)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    pipe = toy_pipeline(policy=policy)
+    pipe.generate(PROMPT, max_new_tokens=20, seed=9, temperature=temperature)
+    pipe.reference(PROMPT, max_new_tokens=20, seed=9, temperature=temperature)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+    assert random.getstate() == before[2]
 
 
 def test_only_returned_tokens_are_counted():
@@ -457,8 +518,9 @@ class Generous:
     """A lossy policy: keeps whatever was drafted."""
 
     lossless = False
+    drafter_invariant = False
 
-    def decide(self, draft, verification):
+    def decide(self, draft, verification, sampling):
         return Verdict(len(draft), int(verification.logits[-1].argmax()))
 
 
@@ -483,7 +545,8 @@ def test_a_lossy_policy_guarantees_nothing_and_says_so():
 
 
 @pytest.mark.parametrize(
-    ("invariance", "words"), [("bitwise", "without exception"), ("argmax", "float32"), ("none", "16 bits")]
+    ("invariance", "words"),
+    [("bitwise", "without exception"), ("argmax", "float32"), ("none", "more than their last bits")],
 )
 def test_the_guarantee_says_when_it_may_fail(invariance, words):
     """As far as the verifier declares that its logits depend on the width of a forward."""
@@ -523,3 +586,265 @@ def test_custom_criteria_stop_at_the_token_that_fulfils_them(criteria, drafter):
     for ask in (pipe.generate, pipe.reference):
         result = ask(PROMPT, max_new_tokens=30, stopping_criteria=criteria)
         assert (result.token_ids, result.finish_reason) == (tuple(EXPECTED[:5]), "stop")
+
+
+# Sampling
+
+
+SAMPLED = {
+    "plain": {"temperature": 40.0},
+    "hot": {"temperature": 300},
+    "cold": {"temperature": 10.0},
+    "top-k": {"temperature": 40.0, "top_k": 3},
+    "top-p": {"temperature": 40.0, "top_p": 0.6},
+    "min-p": {"temperature": 40.0, "min_p": 0.3},
+    "all cuts": {"temperature": 80.0, "top_k": 9, "top_p": 0.9, "min_p": 0.1},
+}
+"""The logits of the toy go up to 1000: at 40 it hesitates, and the drafters, which guess greedily, are often right."""
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
+@pytest.mark.parametrize("settings", SAMPLED.values(), ids=SAMPLED)
+def test_sampling_gives_the_target_s_own_tokens_with_the_same_seed(drafter, settings):
+    """At any temperature and with any cut, by every way of asking; other seeds give other tokens."""
+    pipe = toy_pipeline(drafter=drafter)
+    outputs = set()
+    for seed in range(8):
+        asked = {"max_new_tokens": 20, "seed": seed, **settings}
+        result = pipe.generate(PROMPT, **asked)
+        stream = pipe.stream(PROMPT, **asked)
+        chunks = list(stream)
+        assert "".join(chunk.text for chunk in chunks) == result.text
+        for other in (stream.result, pipe.generate_ids(PROMPT_IDS, **asked), pipe.reference(PROMPT, **asked)):
+            assert content(other) == content(result)
+        assert result.guarantee.startswith(
+            f"full: the tokens equal those of the target decoded alone, with the same seed ({seed})"
+        )
+        outputs.add(result.token_ids)
+    assert len(outputs) > 1
+
+
+def test_some_sampled_drafts_are_accepted_and_some_are_not():
+    """Otherwise the equality above would be tested with right or with wrong guesses only."""
+    for drafter in ("ngram", "oracle", "mostly right"):
+        pipe = toy_pipeline(drafter=DRAFTERS[drafter])
+        stats = [pipe.generate(PROMPT, max_new_tokens=60, seed=seed, **SAMPLED["cold"]).stats for seed in range(9)]
+        accepted, drafted = (sum(s[name] for s in stats) for name in ("accepted_tokens", "drafted_tokens"))
+        assert 20 < accepted < drafted - 20
+
+
+@given(
+    st.sampled_from(list(DRAFTERS)),
+    st.integers(1, 30),
+    st.lists(STOPS, max_size=2),
+    st.none() | st.integers(0, len(WORDS) - 1),
+    st.sampled_from(list(SAMPLED)),
+    st.integers(-(2**70), 2**70),
+)
+def test_stops_end_sampled_output_alike(drafter, max_new_tokens, stop, eos, how, seed):
+    """Budget, stop strings and EOS end sampled speculative output where they end plain sampling."""
+    asked = {"max_new_tokens": max_new_tokens, "stop": stop, "eos_token_id": eos, "seed": seed, **SAMPLED[how]}
+    pipe = toy_pipeline(drafter=DRAFTERS[drafter])
+    result = pipe.generate(PROMPT, **asked)
+    event(result.finish_reason)
+    assert content(result) == content(pipe.reference(PROMPT, **asked))
+
+
+@pytest.mark.parametrize("policy", ["auto", "rejection", "block", "typical"])
+def test_a_seed_gives_the_same_tokens_whatever_ran_before_or_between(policy):
+    """Noise belongs to seed and position: not to a generator that others draw from, nor to torch's own seed."""
+    pipe = toy_pipeline(policy=policy)
+    asked = {"max_new_tokens": 25, "temperature": 40, "seed": 11}
+    torch.manual_seed(1)
+    alone = counted(pipe.generate(PROMPT, **asked))
+    torch.manual_seed(2)
+    stream = pipe.stream(PROMPT, **asked)
+    while next(stream, None) is not None:
+        pipe.generate("moon and then", max_new_tokens=5, temperature=40, seed=3)
+        torch.rand(3)
+    assert counted(stream.result) == alone
+    assert counted(toy_pipeline(policy=policy).generate(PROMPT, **asked)) == alone
+    assert content(pipe.generate(PROMPT, **{**asked, "seed": 12})) != alone[0]
+
+
+def test_a_longer_budget_only_continues_what_a_shorter_one_said():
+    """The noise of a position does not depend on how far the output goes."""
+    pipe, asked = toy_pipeline(), {"temperature": 40.0, "seed": 4}
+    longest = pipe.generate(PROMPT, max_new_tokens=30, **asked).token_ids
+    for budget in range(1, 30):
+        assert pipe.generate(PROMPT, max_new_tokens=budget, **asked).token_ids == longest[:budget]
+
+
+@pytest.mark.parametrize("policy", ["rejection", "block"])
+def test_a_policy_that_is_exact_in_distribution_claims_that_and_no_more(policy):
+    """Token by token at temperature 0; above it the same distribution, of which the tokens are another draw."""
+    pipe = toy_pipeline(policy=policy, target_name="the toy")
+    asked = {"max_new_tokens": 25, "seed": 1}
+    greedy = pipe.generate(PROMPT, **asked)
+    assert greedy.guarantee.startswith("full: the tokens equal those of the toy decoded alone, greedily")
+    assert greedy.token_ids == pipe.reference(PROMPT, **asked).token_ids
+    sampled = [pipe.generate(PROMPT, temperature=40, max_new_tokens=25, seed=seed) for seed in range(5)]
+    claim = "full: the tokens are distributed as those of the toy sampled alone"
+    assert all(result.guarantee.startswith(claim) for result in sampled)
+    own = [pipe.reference(PROMPT, temperature=40, max_new_tokens=25, seed=seed) for seed in range(5)]
+    assert [result.token_ids for result in sampled] != [result.token_ids for result in own]
+
+
+@pytest.mark.parametrize("policy", ["margin", "margin:margin=0.5", "typical", "typical:epsilon=0.01"])
+@pytest.mark.parametrize("temperature", [0.0, 40.0])
+def test_the_lossy_policies_claim_nothing(policy, temperature):
+    """Their output may be the target's own, and is not said to be."""
+    result = toy_pipeline(policy=policy).generate(PROMPT, max_new_tokens=10, temperature=temperature)
+    assert result.guarantee.startswith("none: ")
+    assert len(result.token_ids) == 10
+
+
+def test_the_policy_greedy_never_samples():
+    """It says what does, when it is asked to; at temperature 0 it gives what the default gives."""
+    pipe = toy_pipeline(policy="greedy")
+    assert pipe.generate(PROMPT, max_new_tokens=9).token_ids == tuple(EXPECTED[:9])
+    with pytest.raises(
+        InvalidRequestError, match=r"temperature=0\.5, but the policy 'greedy' never samples; use 'auto'"
+    ):
+        pipe.generate(PROMPT, temperature=0.5)
+
+
+# Logits processors and log-probabilities
+
+
+class Alternating:
+    """A processor with a state: it counts its calls, and forbids even and odd tokens in turns."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        assert input_ids.shape[0] == scores.shape[0] == 1
+        self.seen.append(input_ids.shape[1])
+        assert self.seen == list(range(self.seen[0], self.seen[0] + len(self.seen))), "a position was seen twice"
+        scores[:, len(self.seen) % 2 :: 2] = -INF
+        return scores
+
+
+PROCESSORS = {
+    "a function": forbid(EXPECTED[0], EXPECTED[3]),
+    "several": [forbid(EXPECTED[0]), forbid(EXPECTED[1])],
+    "of transformers": [RepetitionPenaltyLogitsProcessor(1.5)],
+    "with a state": [Alternating()],
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
+@pytest.mark.parametrize("processors", PROCESSORS.values(), ids=PROCESSORS)
+@pytest.mark.parametrize("temperature", [0.0, 200.0])
+def test_logits_processors_act_in_speculation_as_in_plain_decoding(drafter, processors, temperature):
+    """The same tokens with the drafter and without it, and others than without processors."""
+    pipe, asked = toy_pipeline(drafter=drafter), {"max_new_tokens": 30, "temperature": temperature}
+    result = pipe.generate(PROMPT, logits_processors=processors, **asked)
+    assert content(result) == content(pipe.reference(PROMPT, logits_processors=processors, **asked))
+    assert result.token_ids != pipe.generate(PROMPT, **asked).token_ids
+    again = pipe.generate(PROMPT, logits_processors=processors, **asked)
+    assert content(again) == content(result)
+
+
+def test_processors_are_applied_in_order():
+    """The second sees what the first made of the scores."""
+    only = WORDS.index("moon")
+
+    def force(input_ids, scores):
+        return torch.full_like(scores, -INF).index_fill_(1, torch.tensor([only]), 0.0)
+
+    def rather_not(input_ids, scores):
+        return torch.where(scores == -INF, torch.zeros_like(scores), scores - 1)
+
+    pipe = toy_pipeline()
+    assert set(pipe.generate(PROMPT, max_new_tokens=5, logits_processors=[force]).token_ids) == {only}
+    assert only not in pipe.generate(PROMPT, max_new_tokens=5, logits_processors=[force, rather_not]).token_ids
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)
+@pytest.mark.parametrize("n", [0, 1, 3, 10**6])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_log_probabilities_are_those_of_the_row_that_a_token_came_from(drafter, n, temperature):
+    """One entry a token, the target's own row at that position, temperature and cuts left out of account."""
+    lm = table_lm(levels=4)  # logits 0 to 3: at temperature 1 it hesitates
+    pipe = Pipeline(lm, drafter=drafter)
+    asked = {"max_new_tokens": 25, "temperature": temperature, "top_k": 9, "seed": 2, "logprobs": n}
+    result = pipe.generate_ids(PROMPT_IDS, **asked)
+    assert len(result.logprobs) == len(result.token_ids) == 25
+    assert result.logprobs == pipe.reference(PROMPT_IDS, **asked).logprobs
+    for i, (token_id, entry) in enumerate(zip(result.token_ids, result.logprobs, strict=True)):
+        row = lm.row([*PROMPT_IDS, *result.token_ids[:i]]).log_softmax(dim=-1)
+        assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-5)
+        assert len(entry.top) == min(n, len(WORDS))
+        assert list(entry.top.values()) == pytest.approx(row.sort(descending=True).values[:n].tolist(), abs=1e-5)
+        assert all(value == pytest.approx(float(row[other]), abs=1e-5) for other, value in entry.top.items())
+
+
+def test_log_probabilities_end_where_the_tokens_end():
+    """Also where a stop cuts an accepted block; and they are given only where they are asked for."""
+    pipe = toy_pipeline(drafter=DRAFTERS["oracle"])
+    asked = {"max_new_tokens": 40, "stop": [WORDS[EXPECTED[3]]]}
+    result = pipe.generate(PROMPT, logprobs=1, **asked)
+    assert len(result.logprobs) == len(result.token_ids) == EXPECTED.index(EXPECTED[3]) + 1
+    assert pipe.generate(PROMPT, **asked).logprobs is None
+    stream = pipe.stream(PROMPT, logprobs=1, **asked)
+    list(stream)
+    assert stream.result.logprobs == result.logprobs
+
+
+def test_log_probabilities_are_those_of_the_processed_logits():
+    """A forbidden token has none, and what is left adds up to one."""
+    banned = EXPECTED[0]
+    asked = {"max_new_tokens": 3, "logits_processors": forbid(banned), "logprobs": len(WORDS)}
+    for entry in toy_pipeline().generate(PROMPT, **asked).logprobs:
+        assert entry.top[banned] == -INF
+        assert sum(np.exp(list(entry.top.values()))) == pytest.approx(1)
+
+
+# Exact to the full model, through its quantized copy
+
+
+@pytest.mark.parametrize("policy", ["auto", "greedy", "rejection", "block"])
+def test_a_quantized_copy_can_draft_for_the_full_model(policy):
+    """The tokens are those of the full model, most of them drafted by the copy, and the guarantee names it."""
+    model = tiny_llama()
+    prompt_ids, asked = [7, 8, 9, 7, 8], {"max_new_tokens": 40, "eos_token_id": None}
+    full = Pipeline.from_model(model, quantizer="none", drafter="none")
+    pipe = Pipeline.from_model(model, quantizer="w8a8", exact_to="full", policy=policy)
+    result = pipe.generate_ids(prompt_ids, **asked)
+    assert result.token_ids == full.generate_ids(prompt_ids, **asked).token_ids
+    assert result.token_ids == pipe.reference(prompt_ids, **asked).token_ids
+    assert result.guarantee.startswith("full: the tokens equal those of the model as it was given decoded alone")
+    assert result.stats["accepted_tokens"] > 0
+    assert pipe.description["exact_to"] == "full"
+    assert pipe.description["quantizer"] == "w8a8"
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "none", lambda token_ids, k: token_ids[:k]])
+def test_sampling_is_exact_to_the_full_model_as_well(drafter):
+    """With the same seed, token by token; the copy drafts with the same noise."""
+    model = tiny_llama()
+    asked = {"max_new_tokens": 40, "eos_token_id": None, "temperature": 0.8, "top_p": 0.95}
+    full = Pipeline.from_model(model, quantizer="none", drafter="none")
+    pipe = Pipeline.from_model(model, exact_to="full", drafter=drafter)
+    for seed in range(3):
+        result = pipe.generate_ids([1, 2, 3], seed=seed, **asked)
+        assert result.token_ids == full.reference([1, 2, 3], seed=seed, **asked).token_ids
+        assert result.guarantee.startswith("full: the tokens equal those of the model as it was given")
+        assert result.stats["accepted_tokens"] > result.stats["drafted_tokens"] / 2
+
+
+def test_without_a_quantizer_there_is_no_cascade():
+    """exact_to="full" is what quantizer="none" means anyway."""
+    for exact_to in ("full", "quantized"):
+        pipe = Pipeline.from_model(tiny_llama(), quantizer="none", exact_to=exact_to, drafter="ngram:k=3")
+        assert type(pipe.drafter).__name__ == "NgramDrafter"
+        assert pipe.generate_ids([1, 2], max_new_tokens=3).guarantee.startswith("full: ")
+
+
+def test_an_unknown_exact_to_is_refused():
+    """By both ways of building."""
+    for build in (lambda: Pipeline(table_lm(), exact_to="half"), lambda: Pipeline.from_model(None, exact_to="half")):
+        with pytest.raises(InvalidRequestError, match="exact_to='half': choose 'quantized' or 'full'"):
+            build()

@@ -17,7 +17,7 @@ from quasar import Draft, hookimpl
 
 class Silent:
     needs = frozenset()
-    def start(self, prompt_ids): return self
+    def start(self, prompt_ids, sampling): return self
     def propose(self, max_tokens): return Draft(())
     def commit(self, token_ids, verification): pass
 """
@@ -132,16 +132,20 @@ BROKEN = {
     ),
     "a name that is no text": (DRAFTER + HOOK.format(names="{7: Silent}"), "quasar_drafters has the name 7; use"),
     "a method with an argument too few": (
-        drafters("x").replace("start(self, prompt_ids)", "start(self)"),
-        ": Silent.start() cannot be called as Drafter.start(prompt_ids): too many positional arguments",
+        drafters("x").replace("start(self, prompt_ids, sampling)", "start(self)"),
+        ": Silent.start() cannot be called as Drafter.start(prompt_ids, sampling): too many positional arguments",
     ),
     "a method with an argument too many": (
-        drafters("x").replace("start(self, prompt_ids)", "start(self, prompt_ids, model)"),
-        ": Silent.start(prompt_ids, model) cannot be called as Drafter.start(prompt_ids): missing a required",
+        drafters("x").replace("start(self, prompt_ids, sampling)", "start(self, prompt_ids, sampling, model)"),
+        ": Silent.start(prompt_ids, sampling, model) cannot be called as Drafter.start(prompt_ids, sampling): missing",
+    ),
+    "a method of before there was sampling": (
+        drafters("x").replace("start(self, prompt_ids, sampling)", "start(self, prompt_ids)"),
+        ": Silent.start(prompt_ids) cannot be called as Drafter.start(prompt_ids, sampling): too many positional",
     ),
     "a method that is missing": (
         drafters("x").replace("def start", "def begin"),
-        "drafter 'x' of plug-in acme-broken 1.0 [broken]: Silent has no method start(prompt_ids)",
+        "drafter 'x' of plug-in acme-broken 1.0 [broken]: Silent has no method start(prompt_ids, sampling)",
     ),
 }
 

@@ -16,9 +16,12 @@ from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError, PluginError, UnknownStrategyError
 from quasar.pipeline import Pipeline
 from quasar.plugins import Entry, LoadedPlugin, Origin
+from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
+from quasar.policies.margin import MarginPolicy
 from quasar.quantizers.none import NoQuantizer
 from quasar.registry import Registry, default_registry, parse_spec
+from quasar.sampling import Sampling
 
 ORIGIN = Origin("acme-plugin", "1.0", "plugin")
 
@@ -103,7 +106,8 @@ def test_a_spec_string_that_cannot_be_read_is_refused(spec, message):
         ("drafter", "ngrm:k=5", ["no drafter named 'ngrm'", "Did you mean 'ngram'?"]),
         ("drafter", "w8a8", ["no drafter named 'w8a8'; installed: ngram (", "none ("]),
         ("quantizer", "w8a", ["no quantizer named 'w8a'", "Did you mean 'w8a8'?"]),
-        ("policy", "greed", ["no policy named 'greed'", "Did you mean 'greedy'?"]),
+        ("policy", "greed", ["no policy named 'greed'; installed: block (", "rejection (", "Did you mean 'greedy'?"]),
+        ("policy", "coupling", ["no policy named 'coupling'", "Did you mean 'coupled'?"]),
         ("verifier", "causal-lm", ["no verifier named 'causal-lm'", "Did you mean 'causal_lm'?"]),
         ("kernel", "native", ["no kernel named 'native'; installed: reference (", "torch ("]),
     ],
@@ -129,6 +133,9 @@ def test_an_unknown_name_is_refused_with_what_is_installed(kind, spec, fragments
             "[builtins] has no option 'k'; its options: none.",
         ),
         ("policy", "greedy:k=5", "[builtins] has no option 'k'; its options: none."),
+        ("policy", "coupled:k=5", "[builtins] has no option 'k'; its options: none."),
+        ("policy", "margin:margn=0.2", "has no option 'margn'; its options: margin. Did you mean 'margin'?"),
+        ("policy", "typical:lossless=true", "has no option 'lossless'; its options: epsilon, alpha."),
         ("drafter", "ngram:needs=5", "has no option 'needs'"),
         ("drafter", "ngram:k=0", "ngram: k=0, expected an integer of at least 1"),
         ("drafter", "ngram:k=2.5", "ngram: k=2.5, expected an integer of at least 1"),
@@ -147,6 +154,7 @@ def test_options_that_a_strategy_does_not_take_are_refused(kind, spec, message):
 def test_options_reach_the_strategy():
     """A spec string is worth as much as the constructor."""
     assert default_registry().build("drafter", "ngram:k=7,max_n=4,min_n=2") == NgramDrafter(k=7, max_n=4, min_n=2)
+    assert default_registry().build("policy", "margin:margin=0.3") == MarginPolicy(margin=0.3)
 
 
 def fails(error: Exception):
@@ -165,7 +173,7 @@ def fails(error: Exception):
         (fails(TypeError("no int")), InvalidRequestError, "refused 'it:size=3': no int"),
         (fails(OSError("disk full")), PluginError, "failed to start: OSError: disk full"),
         (fails(InvalidRequestError("as it is")), InvalidRequestError, "as it is"),
-        (lambda size: None, PluginError, "has no method start(prompt_ids), which a Drafter must have"),
+        (lambda size: None, PluginError, "has no method start(prompt_ids, sampling), which a Drafter must have"),
         (lambda size: EmptyDrafter, PluginError, "is the class EmptyDrafter itself, expected an instance"),
         (lambda size, path: None, InvalidRequestError, "missing 1 required positional argument: 'path'"),
         ("no_such_module:Thing", PluginError, "no_such_module:Thing cannot be imported: ModuleNotFoundError"),
@@ -191,7 +199,7 @@ def test_a_factory_may_take_any_option():
 def test_a_factory_may_return_a_function():
     """A plug-in's drafter can be a function too."""
     drafter = registry_of(it=lambda k=2: lambda token_ids, n: token_ids[:k]).build("drafter", "it:k=1")
-    assert drafter.start([7, 8]).propose(5).token_ids == (7,)
+    assert drafter.start([7, 8], Sampling()).propose(5).token_ids == (7,)
 
 
 def test_an_option_can_be_checked_without_building():
@@ -212,6 +220,7 @@ def test_an_option_can_be_checked_without_building():
         ("drafter", EmptyDrafter()),
         ("verifier", TableLM(4)),
         ("policy", GreedyPolicy()),
+        ("policy", CoupledPolicy()),
         ("quantizer", NoQuantizer()),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
@@ -232,7 +241,7 @@ def test_a_function_is_a_drafter():
 
     drafter = default_registry().build("drafter", last_one)
     assert isinstance(drafter, FunctionDrafter)
-    session = drafter.start([1, 2])
+    session = drafter.start([1, 2], Sampling())
     assert session.propose(2).token_ids == (5, 5)
     session.commit([5, 3], None)
     session.propose(1)
@@ -244,10 +253,19 @@ def alike(strategy: object, **members: object) -> object:
     return type("Alike", (type(strategy),), members)(*([4] if isinstance(strategy, TableLM) else []))
 
 
+class Undeclared:
+    """A policy of before there was sampling, but for its signature."""
+
+    lossless = True
+
+    def decide(self, draft, verification, sampling):
+        raise AssertionError("never called")
+
+
 class Bare:
     """A drafter without ``needs``."""
 
-    def start(self, prompt_ids):
+    def start(self, prompt_ids, sampling):
         return self
 
 
@@ -257,17 +275,18 @@ class Bare:
         ("drafter", NgramDrafter, "the drafter NgramDrafter is the class NgramDrafter itself, expected an instance"),
         ("policy", GreedyPolicy, "is the class GreedyPolicy itself, expected an instance that is an AcceptancePolicy"),
         ("verifier", TableLM, "is the class TableLM itself, expected an instance that is a Verifier"),
-        ("drafter", None, "the drafter None has no method start(prompt_ids), which a Drafter must have"),
-        ("drafter", 5, "the drafter 5 has no method start(prompt_ids)"),
-        ("policy", lambda draft, verification: None, "has no method decide(draft, verification)"),
+        ("drafter", None, "the drafter None has no method start(prompt_ids, sampling), which a Drafter must have"),
+        ("drafter", 5, "the drafter 5 has no method start(prompt_ids, sampling)"),
+        ("policy", lambda draft, verification, sampling: None, "has no method decide(draft, verification, sampling)"),
         ("drafter", Bare(), "has no attribute 'needs', which a Drafter must have"),
+        ("policy", Undeclared(), "has no attribute 'drafter_invariant', which an AcceptancePolicy must have"),
         ("drafter", alike(EmptyDrafter(), needs=["logits"]), "declares needs=['logits']; give a frozenset of logits"),
         ("drafter", alike(EmptyDrafter(), needs={"probs"}), "declares needs={'probs'}; give a frozenset of logits"),
         ("verifier", alike(TableLM(4), invariance="exact"), "invariance='exact'; choose one of bitwise, argmax, none"),
         (
             "drafter",
             alike(EmptyDrafter(), start=lambda self: self),
-            "Alike.start() cannot be called as Drafter.start(prompt_ids): too many positional arguments",
+            "Alike.start() cannot be called as Drafter.start(prompt_ids, sampling): too many positional arguments",
         ),
         (
             "verifier",
@@ -276,9 +295,9 @@ class Bare:
         ),
         (
             "policy",
-            alike(GreedyPolicy(), decide=lambda self, draft, verification, generator: None),
-            "Alike.decide(draft, verification, generator) cannot be called as "
-            "AcceptancePolicy.decide(draft, verification): missing a required argument: 'generator'",
+            alike(GreedyPolicy(), decide=lambda self, draft, verification, sampling, generator: None),
+            "Alike.decide(draft, verification, sampling, generator) cannot be called as "
+            "AcceptancePolicy.decide(draft, verification, sampling): missing a required argument: 'generator'",
         ),
         (
             "quantizer",
@@ -314,12 +333,12 @@ class WrongSession:
 
 def test_a_session_that_does_not_fit_is_refused_when_decoding_starts():
     """A session only exists then; the message names who made it, the method and both signatures."""
-    drafter = alike(EmptyDrafter(), start=lambda self, prompt_ids: WrongSession())
+    drafter = alike(EmptyDrafter(), start=lambda self, prompt_ids, sampling: WrongSession())
     verifier = alike(TableLM(4), start=lambda self, prompt_ids, needs=frozenset(): WrongSession())
     refused = [
         (
             "WrongSession.propose() cannot be called as DraftSession.propose(max_tokens)",
-            lambda: start_drafting(drafter, [1]),
+            lambda: start_drafting(drafter, [1], Sampling()),
             lambda: Pipeline(TableLM(4), drafter=drafter).generate_ids([1], max_new_tokens=3),
         ),
         (

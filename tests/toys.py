@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fakes import TableLM
 from quasar.pipeline import Pipeline
@@ -28,6 +29,22 @@ def word_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
 def table_lm(seed: int = 0, **options: int) -> TableLM:
     """A target whose greedy output soon repeats itself, so that the n-gram drafter is right some of the time."""
     return TableLM(len(WORDS), seed=seed, **options)
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    """A model with random weights and a vocabulary of 64; the global random state is as it was before."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
 
 
 def toy_pipeline(seed: int = 0, *, chat_template: str | None = None, **options: object) -> Pipeline:

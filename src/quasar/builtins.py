@@ -30,7 +30,14 @@ def quasar_quantizers() -> Mapping[str, Factory]:
 
 @hookimpl
 def quasar_policies() -> Mapping[str, Factory]:
-    return {"greedy": "quasar.policies.greedy:GreedyPolicy"}
+    return {
+        "block": "quasar.policies.block:BlockPolicy",
+        "coupled": "quasar.policies.coupled:CoupledPolicy",
+        "greedy": "quasar.policies.greedy:GreedyPolicy",
+        "margin": "quasar.policies.margin:MarginPolicy",
+        "rejection": "quasar.policies.rejection:RejectionPolicy",
+        "typical": "quasar.policies.typical:TypicalPolicy",
+    }
 
 
 @hookimpl

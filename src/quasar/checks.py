@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from quasar.errors import NumericalError, PluginError
 from quasar.protocols import AcceptancePolicy, Drafter, DraftSession, Need, Verifier, VerifySession
+from quasar.sampling import Sampling, check_choosable
 from quasar.signatures import check_signatures
 from quasar.types import Draft, Verdict, Verification
 
 
-def start_drafting(drafter: Drafter, prompt_ids: Sequence[int]) -> DraftSession:
+def start_drafting(drafter: Drafter, prompt_ids: Sequence[int], sampling: Sampling) -> DraftSession:
     """Start a draft session and check that it is one."""
-    session = drafter.start(prompt_ids)
+    session = drafter.start(prompt_ids, sampling)
     check_signatures(DraftSession, session, f"what {type(drafter).__name__}.start returned")
     return session
 
@@ -24,16 +25,14 @@ def start_verifying(verifier: Verifier, prompt_ids: Sequence[int], needs: frozen
     return session
 
 
-def checked_draft(draft: Draft, max_tokens: int, drafter: Drafter, verifier: Verifier) -> Draft:
+def checked_draft(draft: Draft, max_tokens: int, session: DraftSession, verifier: Verifier) -> Draft:
     """The part of a draft that the target can verify.
 
     Raises:
         PluginError: It is no draft.
     """
     if not isinstance(draft, Draft):
-        raise PluginError(
-            f"a session of {type(drafter).__name__} proposed {type(draft).__name__} {draft!r:.60}, expected a Draft"
-        )
+        raise PluginError(f"{type(session).__name__} proposed {type(draft).__name__} {draft!r:.60}, expected a Draft")
     return draft.clipped(max_tokens, verifier.vocab_size)
 
 
@@ -60,15 +59,21 @@ def checked_verification(verification: Verification, draft: Draft, verifier: Ver
     return verification
 
 
-def checked_verdict(verdict: Verdict, draft: Draft, policy: AcceptancePolicy, verifier: Verifier) -> Verdict:
-    """Return ``verdict`` if it keeps tokens that were drafted and adds one that the target has.
+def checked_verdict(
+    verdict: Verdict, draft: Draft, verification: Verification, policy: AcceptancePolicy, verifier: Verifier
+) -> Verdict:
+    """Return ``verdict`` if it keeps tokens that were drafted and adds one that the target has and may say.
 
     Raises:
         PluginError: It does not.
+        NumericalError: Logits processors left no token where one was chosen.
     """
-    if 0 <= verdict.n_accepted <= len(draft) and 0 <= verdict.next_token < verifier.vocab_size:
-        return verdict
-    raise PluginError(
-        f"{type(policy).__name__} returned {verdict} for a draft of {len(draft)} tokens; expected n_accepted in "
-        f"0…{len(draft)} and next_token in 0…{verifier.vocab_size - 1}"
-    )
+    n = verdict.n_accepted
+    if not 0 <= n <= len(draft) or not 0 <= verdict.next_token < verifier.vocab_size:
+        raise PluginError(
+            f"{type(policy).__name__} returned {verdict} for a draft of {len(draft)} tokens; expected n_accepted in "
+            f"0…{len(draft)} and next_token in 0…{verifier.vocab_size - 1}"
+        )
+    for row in verification.logits[: n + 1]:
+        check_choosable(row)
+    return verdict

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,7 @@ from quasar import __version__
 from quasar.errors import QuasarError
 
 if TYPE_CHECKING:
+    from quasar.parity import AgreementReport, InvarianceReport
     from quasar.pipeline import Pipeline
     from quasar.types import GenerationResult
 
@@ -78,11 +80,14 @@ def cli(context: click.Context) -> None:
 @click.option("--temperature", type=float, default=0.0, show_default=True)
 @click.option("--top-k", type=int, default=None)
 @click.option("--top-p", type=float, default=None)
+@click.option("--min-p", type=float, default=None)
+@click.option("--logprobs", type=int, default=None, help="Report this many log-probabilities a token (with --json).")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--stop", multiple=True, help="End before this string; may be given several times.")
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
 @click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
 @click.option("--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl.")
+@click.option("--strict", is_flag=True, help="Bit-identical logits at any width, or fail; slower.")
 @click.option("--no-speculation", is_flag=True, help="Decode with the target alone, one token a step.")
 @click.option("--compare", is_flag=True, help="Decode once more without speculation and compare the tokens.")
 @click.option("--raw", is_flag=True, help="Do not apply the model's chat template.")
@@ -91,6 +96,8 @@ def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_js
     """Answer PROMPT ("-": read it from standard input)."""
     if compare and no_speculation:
         raise click.UsageError("--compare compares with decoding without speculation; leave out --no-speculation")
+    if options["logprobs"] is not None and not as_json:
+        raise click.UsageError("--logprobs is reported in JSON only; add --json")
     _prepare_terminal()
     from quasar.pipeline import Pipeline
     from quasar.progress import tracked_by
@@ -110,7 +117,7 @@ def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_js
         _print_summary(result, reference)
 
 
-_SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "raw")
+_SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "logprobs", "seed", "stop", "raw")
 
 
 def _answer(
@@ -164,6 +171,8 @@ def _as_json(result: GenerationResult, reference: GenerationResult | None, confi
         "stats": result.stats,
         "config": config,
     }
+    if result.logprobs is not None:
+        fields["logprobs"] = [{"logprob": entry.logprob, "top": _finite(entry.top)} for entry in result.logprobs]
     if reference is not None:
         fields["reference"] = {
             "identical": result.token_ids == reference.token_ids,
@@ -171,6 +180,11 @@ def _as_json(result: GenerationResult, reference: GenerationResult | None, confi
             "stats": reference.stats,
         }
     return fields
+
+
+def _finite(logprobs: Mapping[int, float]) -> dict[int, float]:
+    """Without tokens of probability 0: JSON has no number for their logarithm."""
+    return {token_id: value for token_id, value in logprobs.items() if value > float("-inf")}
 
 
 def _print_summary(result: GenerationResult, reference: GenerationResult | None) -> None:
@@ -209,6 +223,49 @@ def _comparison(tokens: tuple[int, ...], reference: tuple[int, ...]) -> str:
     pairs = zip(tokens, reference, strict=False)
     fork = next((i for i, (token, other) in enumerate(pairs) if token != other), min(len(tokens), len(reference)))
     return f"NOT identical: the tokens differ from position {fork} on"
+
+
+@cli.command()
+@click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
+@click.option("--quantizer", default="w8a8", show_default=True, help="What makes the target; none: the full model.")
+@click.option("--verifier", default="causal_lm", show_default=True, help="What runs the target.")
+@click.option("--strict", is_flag=True, help="Measure the strict verifier.")
+@click.option("--tokens", type=click.IntRange(min=16), default=64, show_default=True, help="Compared for each prompt.")
+@click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
+@click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def parity(model: str, tokens: int, dtype: str | None, device: str | None, as_json: bool, **choices: Any) -> None:
+    """Measure whether logits depend on the width of a forward, and how far the target is from the full model.
+
+    Exits with 1 if they depend on it more than the verifier declares.
+    """
+    _prepare_terminal()
+    from quasar.parity import as_json as as_object
+    from quasar.parity import measure_model
+    from quasar.progress import tracked_by
+
+    with tracked_by(_progress_bar):
+        invariance, agreement = measure_model(model, tokens=tokens, dtype=dtype, device=device, **choices)
+    if as_json:
+        print(json.dumps(as_object(invariance, agreement)))
+    else:
+        _print_parity(invariance, agreement)
+    if not invariance.holds:
+        raise SystemExit(1)
+
+
+def _print_parity(invariance: InvarianceReport, agreement: AgreementReport) -> None:
+    print(f"width invariance: declared {invariance.declared}, measured {invariance.measured}")
+    print("width  largest |Δlogit|  argmax mismatches")
+    for width, report in invariance.widths.items():
+        print(f"{width:5}  {report.max_abs_diff:16.3g}  {report.argmax_mismatches:17}")
+    for fork in invariance.forks[:10]:
+        print(f"width {fork.width} chooses another token at position {fork.position}, where the gap is {fork.gap:.3g}")
+    longest = max(agreement.runs, default=0)
+    print(
+        f"agreement with the full model on its own text: top-1 {agreement.top1:.4f}, KL {agreement.kl:.4f} nats over "
+        f"{agreement.tokens} tokens; longest run of equal tokens {longest}"
+    )
 
 
 @cli.command()

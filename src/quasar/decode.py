@@ -12,11 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quasar.checks import checked_draft, checked_verdict, checked_verification, start_drafting, start_verifying
-from quasar.protocols import AcceptancePolicy, Drafter, Verifier
+from quasar.checks import (
+    checked_draft,
+    checked_verdict,
+    checked_verification,
+    start_drafting,
+    start_verifying,
+)
+from quasar.processing import Processing
+from quasar.protocols import AcceptancePolicy, Drafter, DraftSession, Verifier, VerifySession
+from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
-from quasar.types import EMPTY_DRAFT, Emission
+from quasar.types import EMPTY_DRAFT, Step
 
 
 def decode(
@@ -25,44 +33,74 @@ def decode(
     drafter: Drafter,
     verifier: Verifier,
     policy: AcceptancePolicy,
+    sampling: Sampling,
     stopping: Stopping,
+    processing: Processing,
     stats: DecodeStats,
-) -> Iterator[Emission]:
-    """Decode one sequence; yields the tokens of each step as soon as they are final.
+) -> Iterator[Step]:
+    """Decode one sequence; yields the tokens of each step as soon as they are final."""
+    with stats.prefilling:
+        drafting = start_drafting(drafter, prompt_ids, sampling)
+        verifying = start_verifying(verifier, prompt_ids, drafter.needs)
+    here = sampling.at(len(prompt_ids))
+    yield from speculate(drafting, verifying, verifier, policy, here, stopping, processing, stats)
+
+
+def speculate(
+    drafting: DraftSession,
+    verifying: VerifySession,
+    verifier: Verifier,
+    policy: AcceptancePolicy,
+    sampling: Sampling,
+    stopping: Stopping,
+    processing: Processing,
+    stats: DecodeStats,
+) -> Iterator[Step]:
+    """The loop, over sessions that have been started; ``sampling`` stands at the first position to fill.
 
     Invariant between steps: the verify session has cached all committed tokens but the last.
     """
-    with stats.prefilling:
-        drafting = start_drafting(drafter, prompt_ids)
-        verifying = start_verifying(verifier, prompt_ids, drafter.needs)
     finish_reason = None
     while finish_reason is None:
         max_tokens = stopping.remaining - 1
         with stats.drafting:
-            draft = checked_draft(drafting.propose(max_tokens), max_tokens, drafter, verifier)
+            draft = checked_draft(drafting.propose(max_tokens), max_tokens, drafting, verifier)
         with stats.verifying:
-            verification = checked_verification(verifying.verify(draft), draft, verifier)
-        verdict = checked_verdict(policy.decide(draft, verification), draft, policy, verifier)
+            raw = checked_verification(verifying.verify(draft), draft, verifier)
+            verification = processing.apply(raw, draft)
+        judged = policy.decide(draft, verification, sampling)
+        verdict = checked_verdict(judged, draft, verification, policy, verifier)
         emission = stopping.truncate(verdict.committed(draft))
         verifying.commit(emission.token_ids)
+        processing.commit(emission.token_ids)
         drafting.commit(emission.token_ids, verification)
         stats.record(draft, verdict, emission)
+        sampling = sampling.at(sampling.position + len(emission.token_ids))
         finish_reason = emission.finish_reason
-        yield emission
+        yield Step(emission, verification)
 
 
 def reference_decode(
-    prompt_ids: Sequence[int], *, verifier: Verifier, stopping: Stopping, stats: DecodeStats
-) -> Iterator[Emission]:
-    """Decode greedily with the target alone, one token a step: what :func:`decode` must equal."""
+    prompt_ids: Sequence[int],
+    *,
+    verifier: Verifier,
+    sampling: Sampling,
+    stopping: Stopping,
+    processing: Processing,
+    stats: DecodeStats,
+) -> Iterator[Step]:
+    """Decode with the target alone, one token a step: what :func:`decode` must equal."""
     with stats.prefilling:
         session = verifier.start(prompt_ids)
     finish_reason = None
     while finish_reason is None:
         with stats.verifying:
-            logits = checked_verification(session.verify(EMPTY_DRAFT), EMPTY_DRAFT, verifier).logits[0]
-        emission = stopping.truncate((int(logits.argmax()),))
+            raw = checked_verification(session.verify(EMPTY_DRAFT), EMPTY_DRAFT, verifier)
+            verification = processing.apply(raw, EMPTY_DRAFT)
+        here = sampling.at(len(prompt_ids) + stats.emitted_tokens)
+        emission = stopping.truncate((here.choose(verification.logits[0]),))
         session.commit(emission.token_ids)
+        processing.commit(emission.token_ids)
         stats.record_plain(emission)
         finish_reason = emission.finish_reason
-        yield emission
+        yield Step(emission, verification)

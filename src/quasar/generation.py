@@ -8,7 +8,7 @@ from quasar.detokenize import TextStream
 from quasar.errors import InvalidRequestError
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
-from quasar.types import Chunk, Emission, FinishReason, GenerationResult
+from quasar.types import Chunk, FinishReason, GenerationResult, Step, TokenLogprobs
 
 
 class Generation(Iterator[Chunk]):
@@ -16,14 +16,17 @@ class Generation(Iterator[Chunk]):
 
     def __init__(
         self,
-        emissions: Iterator[Emission],
+        steps: Iterator[Step],
         *,
         stopping: Stopping,
         stats: DecodeStats,
         text: TextStream | None,
         guarantee: str,
+        logprobs: int | None = None,
     ) -> None:
-        self._emissions = emissions
+        self._steps = steps
+        self._n_logprobs = logprobs
+        self._logprobs: list[TokenLogprobs] = []
         self._stopping = stopping
         self._stats = stats
         self._text = text
@@ -34,9 +37,12 @@ class Generation(Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         with self._stats.total:
-            emission = next(self._emissions)
+            step = next(self._steps)
+            emission = step.emission
             self._finish_reason = emission.finish_reason
             self._token_ids.extend(emission.token_ids)
+            if self._n_logprobs is not None:
+                self._logprobs += logprobs_of(step, self._n_logprobs)
             chunk = Chunk(self._new_text(), emission.token_ids)
             self._pieces.append(chunk.text)
         return chunk
@@ -61,6 +67,7 @@ class Generation(Iterator[Chunk]):
             finish_reason=self._finish_reason,
             guarantee=self._guarantee,
             stats=self._stats.as_dict(),
+            logprobs=None if self._n_logprobs is None else tuple(self._logprobs),
         )
 
     def run(self) -> GenerationResult:
@@ -68,3 +75,12 @@ class Generation(Iterator[Chunk]):
         for _ in self:
             pass
         return self.result
+
+
+def logprobs_of(step: Step, n: int) -> Iterator[TokenLogprobs]:
+    """The log-probabilities of the tokens of one step, each from the row that judged it."""
+    for token_id, row in zip(step.emission.token_ids, step.verification.logits, strict=False):
+        logprobs = row.float().log_softmax(dim=-1)
+        values, token_ids = logprobs.topk(min(n, logprobs.shape[0]))
+        top = dict(zip(token_ids.tolist(), values.tolist(), strict=True))
+        yield TokenLogprobs(float(logprobs[token_id]), top)

@@ -15,6 +15,7 @@ from quasar.generation import Generation
 from quasar.guarantees import guarantee_of, guarantee_of_reference
 from quasar.models import load_model
 from quasar.plan import Choices, DrafterLike, Plan
+from quasar.processing import Processing
 from quasar.prompts import Prompt, checked_prompt_ids, encode_prompt
 from quasar.protocols import AcceptancePolicy, Drafter, Verifier
 from quasar.registry import default_registry
@@ -36,7 +37,7 @@ class Pipeline:
         verifier: The target.
         tokenizer: A transformers tokenizer, or ``None`` if only token ids go in and out.
         drafter: Spec string, Drafter, or a function ``(token_ids, k) -> token ids``.
-        policy: Spec string or AcceptancePolicy; ``"auto"`` is greedy.
+        policy: Spec string or AcceptancePolicy; ``"auto"`` is coupled, hence greedy at temperature 0.
         exact_to: What the verifier's target is, for the guarantee: ``"quantized"`` or ``"full"``.
         target_name: The target for a reader of the guarantee.
         eos_token_ids: Where the model ends its output, unless a call says otherwise.
@@ -58,7 +59,7 @@ class Pipeline:
         registry = default_registry()
         self.verifier: Verifier = registry.build("verifier", verifier)
         self.drafter: Drafter = registry.build("drafter", drafter)
-        self.policy: AcceptancePolicy = registry.build("policy", "greedy" if policy == "auto" else policy)
+        self.policy: AcceptancePolicy = registry.build("policy", "coupled" if policy == "auto" else policy)
         self.tokenizer = tokenizer
         self.exact_to: ExactTo = exact_to
         self.description: dict[str, Any] = {"exact_to": exact_to, "invariance": self.verifier.invariance}
@@ -104,11 +105,11 @@ class Pipeline:
 
     @classmethod
     def _from_plan(cls, plan: Plan, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Pipeline:
-        quantized = plan.quantizer.quantize(model, plan.calibration_for(model, tokenizer))
+        verifier, drafter = plan.assemble(model, tokenizer)
         pipeline = cls(
-            plan.verifier_of(quantized),
+            verifier,
             tokenizer,
-            drafter=plan.drafter,
+            drafter=drafter,
             policy=plan.policy,
             exact_to=plan.exact_to,
             target_name=plan.target_name,
@@ -150,21 +151,34 @@ class Pipeline:
             text=text,
         )
         stats = DecodeStats()
+        sampling = request.sampling
+        processing = Processing(prompt_ids, request.logits_processors)
         if speculative:
-            guarantee = guarantee_of(self.verifier, self.policy, self.exact_to, self._target_name)
-            emissions = decode(
+            guarantee = guarantee_of(self.verifier, self.policy, self.exact_to, self._target_name, sampling)
+            steps = decode(
                 prompt_ids,
                 drafter=self.drafter,
                 verifier=self.verifier,
                 policy=self.policy,
+                sampling=sampling,
                 stopping=stopping,
+                processing=processing,
                 stats=stats,
             )
         else:
             guarantee = guarantee_of_reference(self.exact_to, self._target_name)
-            emissions = reference_decode(prompt_ids, verifier=self.verifier, stopping=stopping, stats=stats)
+            steps = reference_decode(
+                prompt_ids,
+                verifier=self.verifier,
+                sampling=sampling,
+                stopping=stopping,
+                processing=processing,
+                stats=stats,
+            )
         stream = None if text is None else TextStream(text, request.stop)
-        return Generation(emissions, stopping=stopping, stats=stats, text=stream, guarantee=guarantee)
+        return Generation(
+            steps, stopping=stopping, stats=stats, text=stream, guarantee=guarantee, logprobs=request.logprobs
+        )
 
     def _check_fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         limit = self.verifier.max_length

@@ -10,7 +10,8 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from quasar.errors import InvalidRequestError
+from quasar.drafters.nested import NestedDrafter
+from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.prompts import encode_prompt
 from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
 from quasar.quantizers.calibration import own_prompts, prompts_from
@@ -34,6 +35,7 @@ class Choices(TypedDict, total=False):
     exact_to: ExactTo
     verifier: VerifierLike
     calibration: Calibration
+    strict: bool
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -44,11 +46,13 @@ class Plan:
     Args:
         drafter: Also a function ``(token_ids, k) -> token ids``.
         quantizer: What makes the target out of the model; ``"none"``: the target is the model as it was given.
-        policy: ``"auto"`` is greedy.
-        exact_to: What the output must equal: ``"quantized"``, or ``"full"``, which needs ``quantizer="none"`` so far.
+        policy: ``"auto"`` is coupled, hence greedy at temperature 0.
+        exact_to: What the output must equal. ``"quantized"``: what the quantized model would produce alone;
+            ``"full"``: what the model as it was given would; the quantized one then drafts blocks for it.
         verifier: Spec string, or a function from the quantized model to a Verifier.
         calibration: Prompts, or a file of them (see :func:`quasar.quantizers.calibration.prompts_from`); ``None``:
             Quasar's own few. They are tokenized as prompts are, chat template included.
+        strict: The target's logits must be bit-identical at any width, or building the pipeline fails with the reason.
     """
 
     drafter: Drafter
@@ -57,6 +61,7 @@ class Plan:
     exact_to: ExactTo
     verifier: VerifierLike
     calibration: Sequence[str]
+    strict: bool
     specs: Mapping[str, str]
 
     @classmethod
@@ -86,35 +91,51 @@ class Plan:
         return cls(
             drafter=registry.build("drafter", drafter),
             quantizer=built,
-            policy=registry.build("policy", "greedy" if policy == "auto" else policy),
+            policy=registry.build("policy", "coupled" if policy == "auto" else policy),
             exact_to=_checked_exact_to(choices.get("exact_to", "quantized"), built),
             verifier=verifier,
             calibration=_prompts(choices.get("calibration")),
+            strict=choices.get("strict", False),
             specs={kind: _spec_of(strategy) for kind, strategy in named.items()},
         )
 
     @property
     def target_name(self) -> str:
         """The target, for a reader."""
-        return "the model as it was given" if self.is_full else f"the model quantized by {self.specs['quantizer']}"
+        full = self.exact_to == "full"
+        return "the model as it was given" if full else f"the model quantized by {self.specs['quantizer']}"
 
     @property
-    def is_full(self) -> bool:
-        """Whether the target is the model itself."""
-        return isinstance(self.quantizer, NoQuantizer)
+    def quantizes(self) -> bool:
+        """Whether there is a quantized model at all."""
+        return not isinstance(self.quantizer, NoQuantizer)
+
+    def assemble(self, model: PreTrainedModel, tokenizer: Any) -> tuple[Verifier, Drafter]:
+        """Quantize the model; returns the verifier of the target and what drafts for it.
+
+        To be exact to the full model, the whole loop over the quantized one becomes the drafter. The two models share
+        every tensor that quantizing does not change.
+        """
+        quantized = self.quantizer.quantize(model, self.calibration_for(model, tokenizer))
+        verifier = self.verifier_of(quantized)
+        if not self.quantizes or self.exact_to == "quantized":
+            return verifier, self.drafter
+        with_probs = getattr(self.policy, "uses_draft_probs", False)
+        return self.verifier_of(model), NestedDrafter(self.drafter, verifier, with_probs=with_probs)
 
     def calibration_for(self, model: PreTrainedModel, tokenizer: Any) -> list[torch.Tensor] | None:
         """``[1, T]`` token ids of each calibration prompt; ``None`` where there is no use or no tokenizer for them."""
-        if self.is_full or tokenizer is None:
+        if not self.quantizes or tokenizer is None:
             return None
         encoded = (encode_prompt(tokenizer, prompt)[:_CALIBRATION_TOKENS] for prompt in self.calibration)
         return [torch.tensor([token_ids], device=model.device) for token_ids in encoded]
 
     def verifier_of(self, model: Any) -> Verifier:
         """The verifier over the quantized model."""
-        if isinstance(self.verifier, str):
-            return default_registry().build("verifier", self.verifier, model)  # type: ignore[no-any-return]
-        return self.verifier(model)
+        registry = default_registry()
+        made = self.verifier if isinstance(self.verifier, str) else self.verifier(model)
+        verifier: Verifier = registry.build("verifier", made, model)
+        return strictly(verifier) if self.strict else verifier
 
     def describe(self, model: PreTrainedModel) -> dict[str, Any]:
         """For a reader and for JSON; without the single layers."""
@@ -127,17 +148,27 @@ class Plan:
         }
 
 
+def strictly(verifier: Verifier) -> Verifier:
+    """A verifier whose logits are bit-identical at any width: this one, or what its method ``strict`` makes of it.
+
+    Raises:
+        UnsupportedModelError: There is no such thing.
+    """
+    if verifier.invariance == "bitwise":
+        return verifier
+    make = getattr(verifier, "strict", None)
+    if make is None:
+        raise UnsupportedModelError(
+            f"strict: {type(verifier).__name__} declares invariance {verifier.invariance!r} and has no method strict() "
+            "that makes it bitwise"
+        )
+    return make()  # type: ignore[no-any-return]
+
+
 def _checked_exact_to(exact_to: str, quantizer: Quantizer) -> ExactTo:
     if exact_to not in ("quantized", "full"):
         raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
-    if isinstance(quantizer, NoQuantizer):
-        return "full"
-    if exact_to == "full":
-        raise InvalidRequestError(
-            "exact_to='full' with a quantizer is not supported yet; use exact_to='quantized', or quantizer='none', "
-            "whose target is the full model"
-        )
-    return "quantized"
+    return "full" if exact_to == "full" or isinstance(quantizer, NoQuantizer) else "quantized"
 
 
 def _prompts(calibration: Calibration) -> Sequence[str]:

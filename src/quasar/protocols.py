@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from quasar.quantizers.weight import QuantizedWeight
+    from quasar.sampling import Sampling
 
 Need = Literal["logits", "hidden_states"]
 Invariance = Literal["bitwise", "argmax", "none"]
 
 
 class DraftSession(Protocol):
-    """Proposes tokens for one sequence."""
+    """Proposes tokens for one sequence.
+
+    A session may have a method ``restart(token_ids)`` that makes it what ``Drafter.start`` would return for those
+    tokens, only sooner, because much of them is what it has seen. The same holds for a :class:`VerifySession`.
+    """
 
     def propose(self, max_tokens: int) -> Draft:
         """Propose at most ``max_tokens`` (may be 0) tokens to follow what is committed; an empty draft is always legal.
@@ -43,8 +48,14 @@ class Drafter(Protocol):
 
     needs: frozenset[Need]
 
-    def start(self, prompt_ids: Sequence[int]) -> DraftSession:
-        """Begin a sequence with a prompt of at least one token."""
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> DraftSession:
+        """Begin a sequence with a prompt of at least one token.
+
+        Args:
+            prompt_ids: Prompt.
+            sampling: How the target will choose. Most drafters ignore it; one that draws at random uses
+                ``sampling.at(position).draw(probs, row)``, which shares its noise with the policy ``coupled``.
+        """
         ...
 
 
@@ -64,7 +75,8 @@ class Verifier(Protocol):
     """The target. ``vocab_size`` is V of its logits; ``max_length`` the longest sequence, ``None`` if unbounded.
 
     ``invariance`` declares how a row of logits depends on the width of the forward: ``"bitwise"`` not at all,
-    ``"argmax"`` only in rounding (a near-tie may fall the other way), ``"none"`` no promise.
+    ``"argmax"`` only in rounding (a near-tie may fall the other way), ``"none"`` no promise. A verifier that can be
+    made bitwise at a price has a method ``strict()`` that returns it so.
     """
 
     vocab_size: int
@@ -81,12 +93,24 @@ class Verifier(Protocol):
 
 
 class AcceptancePolicy(Protocol):
-    """Decides how much of a draft is kept. ``lossless``: the output is distributed exactly as the target's own."""
+    """Decides how much of a draft is kept.
+
+    ``lossless``: the output is distributed exactly as the target's own. ``drafter_invariant``: it is moreover, for a
+    given seed, token by token what the target would choose alone. A policy that needs the probabilities with which
+    tokens were drafted has ``uses_draft_probs = True``.
+    """
 
     lossless: bool
+    drafter_invariant: bool
 
-    def decide(self, draft: Draft, verification: Verification) -> Verdict:
-        """Judge a draft of k tokens (k may be 0) by its ``[k+1, V]`` logits, which are finite. Mutates neither."""
+    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        """Judge a draft of k tokens (k may be 0) by its ``[k+1, V]`` logits. Mutates nothing.
+
+        Args:
+            draft: With ``probs``, or without for a deterministic drafter.
+            verification: Logits processors are applied already; a row may hold -inf, but some finite value too.
+            sampling: Makes probabilities of logits, and holds the noise; row 0 is its position.
+        """
         ...
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import attrs
 
 from quasar.errors import InvalidRequestError
+from quasar.processing import Processor
+from quasar.sampling import Sampling
 from quasar.stopping import Criterion
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ class Settings(TypedDict, total=False):
     temperature: float
     top_k: int | None
     top_p: float | None
+    min_p: float | None
+    logits_processors: Sequence[Processor]
+    logprobs: int | None
     stop: str | Sequence[str] | None
     seed: int
     stopping_criteria: Criterion | StoppingCriteria | Sequence[Criterion | StoppingCriteria] | None
@@ -45,12 +50,18 @@ class Request:
 
     Args:
         max_new_tokens: Budget, at least 1; prompt and budget together must fit the model's context.
-        temperature: 0 is greedy; sampling is not supported yet and refused.
-        top_k: Keep the k most probable tokens; without effect on greedy output.
-        top_p: Keep the most probable tokens that add up to p; without effect on greedy output.
+        temperature: Divides the logits; 0 is greedy.
+        top_k: Sample from the k most probable tokens; more than the vocabulary cuts nothing.
+        top_p: Sample from the most probable tokens that together reach p, after ``top_k``.
+        min_p: Sample from tokens at least this times as probable as the most probable, after ``top_p``.
+        logits_processors: Functions of ``(input_ids [1, T], scores [1, V])`` such as transformers' LogitsProcessor,
+            applied in order at every position before the temperature. An object with a state is copied by position;
+            a plain function must be pure.
+        logprobs: How many of the most probable tokens to report for each new token, beside the token itself: natural
+            logarithms of the softmax of the processed logits, before temperature and cuts. ``None``: report nothing.
         stop: Stop string, several or none, looked for in the new text. The text ends before the first that occurs; the
             tokens end with the one that completed it.
-        seed: For sampling; greedy output does not depend on it.
+        seed: Of the noise of sampling; greedy output does not depend on it.
         stopping_criteria: Functions of the list of new tokens, asked after each one and true to stop; or transformers'
             ``StoppingCriteria``, which get prompt and new tokens as a ``[1, T]`` tensor. One, several or none.
         eos_token_id: One id, several, or ``None`` for none; ``"model"``: what the model's configuration says.
@@ -61,18 +72,28 @@ class Request:
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    logits_processors: tuple[Processor, ...] = attrs.field(default=(), converter=_as_tuple)
+    logprobs: int | None = None
     stop: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
     seed: int = 0
     stopping_criteria: tuple[Criterion | StoppingCriteria, ...] = attrs.field(default=(), converter=_as_tuple)
     eos_token_id: int | tuple[int, ...] | Literal["model"] | None = attrs.field(default="model", converter=_as_ids)
     raw: bool = False
 
+    @property
+    def sampling(self) -> Sampling:
+        """How a token is chosen, seen from position 0."""
+        return Sampling(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
+        )
+
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Request:
         """Check the keyword arguments of a call.
 
         Raises:
-            InvalidRequestError: An unknown setting, a value out of range, or sampling.
+            InvalidRequestError: An unknown setting, or a value out of range.
         """
         known = [field.name for field in attrs.fields(cls)]
         for name in settings:
@@ -106,16 +127,16 @@ class Request:
     def _check_sampling(self) -> None:
         if not _is_number(self.temperature) or not 0 <= self.temperature < float("inf"):
             raise InvalidRequestError(f"temperature={self.temperature!r}: give a number of at least 0")
-        if self.temperature > 0:
-            raise InvalidRequestError(
-                f"temperature={self.temperature}: sampling is not supported yet; use temperature=0 (greedy)"
-            )
         if not _is_integer(self.seed):
             raise InvalidRequestError(f"seed={self.seed!r}: give an integer")
         if self.top_k is not None and (not _is_integer(self.top_k) or self.top_k < 1):
             raise InvalidRequestError(f"top_k={self.top_k!r}: give an integer of at least 1, or None")
         if self.top_p is not None and (not _is_number(self.top_p) or not 0 < self.top_p <= 1):
             raise InvalidRequestError(f"top_p={self.top_p!r}: give a number above 0 and up to 1, or None")
+        if self.min_p is not None and (not _is_number(self.min_p) or not 0 <= self.min_p <= 1):
+            raise InvalidRequestError(f"min_p={self.min_p!r}: give a number from 0 to 1, or None")
+        if self.logprobs is not None and (not _is_integer(self.logprobs) or self.logprobs < 0):
+            raise InvalidRequestError(f"logprobs={self.logprobs!r}: give an integer of at least 0, or None")
 
 
 def _is_integer(value: object) -> bool:

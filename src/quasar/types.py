@@ -91,12 +91,33 @@ class Emission:
     finish_reason: FinishReason | None = None
 
 
+@attrs.frozen(eq=False)
+class Step:
+    """One step of the loop: what it emitted, and the processed logits that the policy saw; row i judged token i."""
+
+    emission: Emission
+    verification: Verification
+
+
 @attrs.frozen
 class Chunk:
     """A piece of streamed output: the tokens of one step, and the text (maybe none) that became final with them."""
 
     text: str
     token_ids: tuple[int, ...]
+
+
+@attrs.frozen
+class TokenLogprobs:
+    """Natural logarithms of the target's probabilities at one position, before temperature and cuts.
+
+    Args:
+        logprob: Of the token that was emitted.
+        top: Of the most probable tokens, most probable first.
+    """
+
+    logprob: float
+    top: Mapping[int, float]
 
 
 @attrs.frozen
@@ -108,6 +129,7 @@ class GenerationResult:
         token_ids: The new tokens only, with the EOS token or the token that completed the stop string at their end.
         finish_reason: ``"eos"``, ``"stop"`` (stop string or custom criterion) or ``"length"``.
         guarantee: The claim that held for this output, in words; starts with what the output equals.
+        logprobs: One entry a token, where they were asked for.
         stats: Counts and seconds; the keys are those of :meth:`quasar.stats.DecodeStats.as_dict`.
     """
 
@@ -116,3 +138,4 @@ class GenerationResult:
     finish_reason: FinishReason
     guarantee: str
     stats: Mapping[str, Any]
+    logprobs: tuple[TokenLogprobs, ...] | None = None

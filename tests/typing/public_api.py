@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from quasar import Draft, GenerationResult, Pipeline, Verdict, Verification, hookimpl
+from quasar.drafters.nested import NestedDrafter
 from quasar.hookspecs import Factory
 from quasar.protocols import AcceptancePolicy, Drafter, DraftSession, Need, Verifier, VerifySession
+from quasar.sampling import Sampling
 
 
 class MyDrafter:
     needs: frozenset[Need] = frozenset()
 
-    def start(self, prompt_ids: Sequence[int]) -> MySession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> MySession:
         return MySession()
 
 
@@ -26,9 +30,10 @@ class MySession:
 
 class MyPolicy:
     lossless = False
+    drafter_invariant = False
 
-    def decide(self, draft: Draft, verification: Verification) -> Verdict:
-        return Verdict(len(draft), int(verification.logits[-1].argmax()))
+    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        return Verdict(len(draft), sampling.choose(verification.logits[-1], len(draft)))
 
 
 @hookimpl
@@ -40,17 +45,28 @@ def guess(token_ids: list[int], k: int) -> list[int]:
     return token_ids[-k:]
 
 
+def ban_zero(input_ids: Tensor, scores: Tensor) -> Tensor:
+    scores[:, 0] = -float("inf")
+    return scores
+
+
 drafter: Drafter = MyDrafter()
 session: DraftSession = MySession()
 policy: AcceptancePolicy = MyPolicy()
+sampled: int = Sampling(temperature=0.5, seed=3).at(7).choose(Tensor(4))
 
 
 def use(verifier: Verifier) -> GenerationResult:
     verify_session: VerifySession = verifier.start([1])
     verify_session.commit([2])
     Pipeline(verifier, drafter=guess, policy=policy)
+    Pipeline(verifier, drafter=NestedDrafter(drafter, verifier, k=8, with_probs=True), policy="block")
     pipe = Pipeline.from_pretrained("smollm2", drafter=MyDrafter(), quantizer="w8a8", exact_to="quantized")
     for chunk in pipe.stream([{"role": "user", "content": "hello"}], stop=["\n"], max_new_tokens=3):
         print(chunk.text, chunk.token_ids)
     pipe.generate_ids([1, 2], stopping_criteria=[lambda token_ids: len(token_ids) > 2])
+    result = pipe.generate("hello", temperature=0.7, top_p=0.9, min_p=0.1, logits_processors=[ban_zero], logprobs=2)
+    for entry in result.logprobs or ():
+        print(entry.logprob, max(entry.top.values()))
+    Pipeline.from_pretrained("smollm2", exact_to="full", policy="rejection")
     return pipe.reference("hello", temperature=0.0)

@@ -13,6 +13,7 @@ from quasar import Pipeline, Verification
 from quasar.errors import InvalidRequestError
 from quasar.plugins import load_plugins
 from quasar.registry import Registry, default_registry
+from quasar.sampling import Sampling
 from quasar_example import EchoDrafter
 
 VOCAB_SIZE = 5
@@ -77,7 +78,7 @@ def test_a_spec_string_chooses_it_and_its_option(only_the_example, spec, k):
     """It then drafts up to k tokens: here those that followed the last 1."""
     drafter = Pipeline(FakeTarget(), drafter=spec).drafter
     assert isinstance(drafter, EchoDrafter)
-    draft = drafter.start([1, 2, 3, 4, 0, 2, 3, 4, 0, 1]).propose(100)
+    draft = drafter.start([1, 2, 3, 4, 0, 2, 3, 4, 0, 1], Sampling()).propose(100)
     assert draft.token_ids == (2, 3, 4, 0, 2, 3, 4)[:k]
 
 
@@ -94,6 +95,14 @@ def test_the_output_is_the_target_s_own(prompt_ids, max_new_tokens, k):
     """For any prompt, budget and k, tokens equal plain decoding."""
     pipe = Pipeline(FakeTarget(), drafter=EchoDrafter(k))
     assert pipe.generate_ids(prompt_ids, max_new_tokens=max_new_tokens).token_ids == plain(prompt_ids, max_new_tokens)
+
+
+@given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8), st.integers(1, 40), st.integers(0, 99))
+def test_sampled_output_is_the_target_s_own_as_well(prompt_ids, max_new_tokens, seed):
+    """With the same seed it says the same with the drafter and without it."""
+    pipe = Pipeline(FakeTarget(), drafter=EchoDrafter(3))
+    settings = {"max_new_tokens": max_new_tokens, "temperature": 0.7, "seed": seed}
+    assert pipe.generate_ids(prompt_ids, **settings).token_ids == pipe.reference(prompt_ids, **settings).token_ids
 
 
 def test_some_of_its_guesses_are_accepted_and_some_are_not():
@@ -117,13 +126,13 @@ def test_some_of_its_guesses_are_accepted_and_some_are_not():
 )
 def test_it_repeats_what_followed_the_latest_occurrence(token_ids, max_tokens, draft):
     """And nothing where the last token is new or no token is wanted."""
-    assert EchoDrafter().start(token_ids).propose(max_tokens).token_ids == draft
+    assert EchoDrafter().start(token_ids, Sampling()).propose(max_tokens).token_ids == draft
 
 
 def test_two_sequences_do_not_share_what_was_said():
     """What is committed to one session is not seen by another, and the caller's prompt is left alone."""
     drafter, prompt_ids = EchoDrafter(), [1, 2, 1]
-    one, other = drafter.start(prompt_ids), drafter.start(prompt_ids)
+    one, other = drafter.start(prompt_ids, Sampling()), drafter.start(prompt_ids, Sampling())
     one.commit((3, 4, 1), None)
     assert one.propose(9).token_ids == (3, 4, 1)
     assert other.propose(9).token_ids == (2, 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quasar.errors import PluginError
 from quasar.protocols import Need
+from quasar.sampling import Sampling
 from quasar.types import Draft, Verification
 
 
@@ -21,7 +22,7 @@ class FunctionDrafter:
     def __init__(self, propose: Callable[[list[int], int], Iterable[int]]) -> None:
         self._propose = propose
 
-    def start(self, prompt_ids: Sequence[int]) -> FunctionSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> FunctionSession:
         return FunctionSession(self._propose, prompt_ids)
 
 
@@ -42,3 +43,6 @@ class FunctionSession:
 
     def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
         self._token_ids.extend(token_ids)
+
+    def restart(self, token_ids: Sequence[int]) -> None:
+        self._token_ids = list(token_ids)

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import attrs
 
 from quasar.errors import InvalidRequestError
+from quasar.prefix import common_prefix_length
 from quasar.protocols import Need
+from quasar.sampling import Sampling
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 
 
@@ -42,7 +44,7 @@ class NgramDrafter:
         if self.min_n > self.max_n:
             raise InvalidRequestError(f"ngram: min_n={self.min_n} is greater than max_n={self.max_n}")
 
-    def start(self, prompt_ids: Sequence[int]) -> NgramSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> NgramSession:
         session = NgramSession(self)
         session.extend(prompt_ids)
         return session
@@ -57,6 +59,8 @@ class NgramSession:
         # n-gram -> index of the token that followed it. The n-gram at the very end has no follower yet and is absent,
         # so a lookup never finds itself.
         self._follower: dict[tuple[int, ...], int] = {}
+        # What each token overwrote in _follower, so that it can be taken back.
+        self._overwritten: list[list[tuple[tuple[int, ...], int | None]]] = []
 
     def propose(self, max_tokens: int) -> Draft:
         k = min(self._options.k, max_tokens)
@@ -73,9 +77,25 @@ class NgramSession:
         """Append tokens and note each as the follower of the n-grams that end before it."""
         for token_id in token_ids:
             end = len(self._token_ids)
+            overwritten = []
             for n in range(self._options.min_n, min(self._options.max_n, end) + 1):
-                self._follower[tuple(self._token_ids[end - n :])] = end
+                ngram = tuple(self._token_ids[end - n :])
+                overwritten.append((ngram, self._follower.get(ngram)))
+                self._follower[ngram] = end
+            self._overwritten.append(overwritten)
             self._token_ids.append(token_id)
+
+    def restart(self, token_ids: Sequence[int]) -> None:
+        """Become the session of ``token_ids``; costs as many tokens as it differs by at its end."""
+        common = common_prefix_length(self._token_ids, token_ids)
+        while len(self._token_ids) > common:
+            self._token_ids.pop()
+            for ngram, index in self._overwritten.pop():
+                if index is None:
+                    del self._follower[ngram]
+                else:
+                    self._follower[ngram] = index
+        self.extend(token_ids[common:])
 
     def _lookup(self) -> int | None:
         end = len(self._token_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quasar.protocols import Need
+from quasar.sampling import Sampling
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 
 
@@ -13,11 +14,14 @@ class EmptyDrafter:
 
     needs: frozenset[Need] = frozenset()
 
-    def start(self, prompt_ids: Sequence[int]) -> EmptyDrafter:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> EmptyDrafter:
         return self
 
     def propose(self, max_tokens: int) -> Draft:
         return EMPTY_DRAFT
 
     def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
+        pass
+
+    def restart(self, token_ids: Sequence[int]) -> None:
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from quasar.errors import InvalidRequestError
+from quasar.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
 
@@ -12,8 +14,14 @@ class GreedyPolicy:
     """
 
     lossless = True
+    drafter_invariant = True
 
-    def decide(self, draft: Draft, verification: Verification) -> Verdict:
+    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        if not sampling.is_greedy:
+            raise InvalidRequestError(
+                f"temperature={sampling.temperature}, but the policy 'greedy' never samples; use 'auto', 'coupled', "
+                "'rejection' or 'block'"
+            )
         # torch documents that argmax returns the first of equal maxima: the lowest id.
         best = verification.logits.argmax(dim=-1).tolist()
         n_accepted = 0

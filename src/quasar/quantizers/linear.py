@@ -18,7 +18,9 @@ class QuantizedLinear(nn.Module):
     def __init__(self, executor: Executor, bias: Tensor | None) -> None:
         super().__init__()
         self.executor = executor
-        self.out_features, self.in_features = executor.weight.shape
+        weight = executor.weight  # may be unpacked anew at each access
+        self.out_features, self.in_features = weight.shape
+        self.bits, self.activations = weight.bits, weight.activations
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -27,8 +29,7 @@ class QuantizedLinear(nn.Module):
         return outputs if self.bias is None else outputs + self.bias
 
     def extra_repr(self) -> str:
-        weight = self.executor.weight
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"bits={weight.bits}, activations={weight.activations}, executor={type(self.executor).__name__}"
+            f"bits={self.bits}, activations={self.activations}, executor={type(self.executor).__name__}"
         )

@@ -33,6 +33,11 @@ def attending_by_rows() -> Iterator[None]:
         _by_rows.reset(token)
 
 
+def is_attending_by_rows() -> bool:
+    """Whether a draft is being verified."""
+    return _by_rows.get()
+
+
 def use_row_attention(model: PreTrainedModel) -> bool:
     """Make ``model`` able to attend by rows; ``False``, and nothing is changed, if its attention is not replaceable."""
     implementation = model.config._attn_implementation

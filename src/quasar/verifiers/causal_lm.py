@@ -9,12 +9,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.parity import WIDTHS, measure_invariance
+from quasar.prefix import common_prefix_length
 from quasar.protocols import Invariance, Need
 from quasar.quantizers.layers import structure_copy
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.types import Draft, Verification
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
 from quasar.verifiers.cache import check_can_roll_back, new_cache, roll_back
+from quasar.verifiers.strict import use_fixed_blocks
 
 
 class CausalLMVerifier:
@@ -41,6 +44,27 @@ class CausalLMVerifier:
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
         self.invariance: Invariance = "argmax" if attends_by_rows and _keeps_rounding_small(self.model) else "none"
 
+    def strict(self) -> CausalLMVerifier:
+        """The same target with logits that are bit-identical at any width, more slowly.
+
+        Raises:
+            UnsupportedModelError: They are not: tried at widths 1 to 16, and the message says where they differ.
+        """
+        verifier = CausalLMVerifier(self.model)
+        use_fixed_blocks(verifier.model)
+        verifier.invariance = "bitwise"
+        generator = torch.Generator().manual_seed(0)
+        length = min(2 * max(WIDTHS) + 8, self.max_length or 10**9)
+        token_ids = torch.randint(self.vocab_size, (length,), generator=generator).tolist()
+        report = measure_invariance(verifier, token_ids, begin=max(1, length - max(WIDTHS)))
+        if not report.holds:
+            width = next(width for width, found in report.widths.items() if found.max_abs_diff > 0)
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} cannot be decoded strictly: at {width} positions a forward its logits "
+                f"differ from those at one by {report.widths[width].max_abs_diff:.2g}"
+            )
+        return verifier
+
     def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> CausalLMSession:
         unknown = needs - {"logits", "hidden_states"}
         if unknown:
@@ -52,17 +76,14 @@ class CausalLMVerifier:
 
 
 class CausalLMSession:
-    """One sequence: a cache of all committed tokens but the last, and that last token."""
+    """One sequence: its committed tokens, and a cache of all of them but the last."""
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[int], with_hidden_states: bool) -> None:
         self._model = model
         self._with_hidden_states = with_hidden_states
         self._cache = new_cache()
-        self._last = prompt_ids[-1]
-        # The prompt gets a forward of its own, so that its keys and values are the same whatever is drafted.
-        if len(prompt_ids) > 1:
-            self._forward(prompt_ids[:-1], n_logits=1)
-        self._committed_length = len(prompt_ids)
+        self._token_ids: list[int] = []
+        self.restart(prompt_ids)
 
     @property
     def cached_length(self) -> int:
@@ -70,14 +91,27 @@ class CausalLMSession:
         return self._cache.get_seq_length()
 
     def verify(self, draft: Draft) -> Verification:
-        roll_back(self._cache, self._committed_length - 1)  # in case the last draft was verified but never judged
+        roll_back(self._cache, len(self._token_ids) - 1)  # in case the last draft was verified but never judged
         with attending_by_rows():
-            return self._forward((self._last, *draft.token_ids), n_logits=len(draft) + 1)
+            return self._forward((self._token_ids[-1], *draft.token_ids), n_logits=len(draft) + 1)
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        self._committed_length += len(token_ids)
-        self._last = token_ids[-1]
-        roll_back(self._cache, self._committed_length - 1)
+        self._token_ids += token_ids
+        roll_back(self._cache, len(self._token_ids) - 1)
+
+    def restart(self, token_ids: Sequence[int]) -> None:
+        """Become the session of ``token_ids``, keeping what is cached of a common beginning."""
+        cached = min(common_prefix_length(self._token_ids, token_ids), self.cached_length, len(token_ids) - 1)
+        roll_back(self._cache, cached)
+        self._token_ids = list(token_ids)
+        missing = token_ids[cached:-1]
+        # A prompt gets a forward of its own, so that its keys and values are the same whatever is drafted; tokens that
+        # a longer common beginning lacks are computed as they would have been one by one.
+        if missing and cached:
+            with attending_by_rows():
+                self._forward(missing, n_logits=1)
+        elif missing:
+            self._forward(missing, n_logits=1)
 
     @torch.no_grad()
     def _forward(self, token_ids: Sequence[int], *, n_logits: int) -> Verification:
@@ -102,7 +136,7 @@ def _keeps_rounding_small(model: PreTrainedModel) -> bool:
 
 def _mixes_products(model: PreTrainedModel) -> bool:
     modules = list(model.modules())
-    executed = [module.executor.weight.activations for module in modules if isinstance(module, QuantizedLinear)]
+    executed = [module.activations for module in modules if isinstance(module, QuantizedLinear)]
     if not any(scheme == "int8_per_token" for scheme in executed):
         return False
     if "none" in executed:

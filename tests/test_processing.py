@@ -1,0 +1,222 @@
+"""Logits processors under speculation: the same tokens as plain decoding, each position processed once and in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    ForcedEOSTokenLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from fakes import TableLM
+from quasar.decode import reference_decode
+from quasar.drafters.function import FunctionDrafter
+from quasar.drafters.none import EmptyDrafter
+from quasar.errors import InvalidRequestError, NumericalError
+from quasar.policies.coupled import CoupledPolicy
+from quasar.processing import Processing
+from quasar.sampling import Sampling
+from quasar.stats import DecodeStats
+from quasar.stopping import Stopping
+from quasar.types import Draft, Verification
+from strategies import Case, cases
+from test_decode import run, tokens_of
+
+
+class PenalisesWhatItCounted:
+    """Stateful: each call counts the last token it sees, and lowers the score of what was counted often."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.calls = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert input_ids.dim() == scores.dim() == 2
+        self.counts[int(input_ids[0, -1])] += 1
+        self.calls += 1
+        scores = scores.clone()
+        for token_id, count in self.counts.items():
+            scores[0, token_id] -= 3 * count
+        return scores
+
+
+def processors_for(case: Case) -> dict[str, list]:
+    n = len(case.prompt_ids)
+    return {
+        "repetition penalty": [RepetitionPenaltyLogitsProcessor(1.3)],
+        "no repeated n-gram": [NoRepeatNGramLogitsProcessor(3)],
+        "bad words": [NoBadWordsLogitsProcessor([[0, 1], [1]], eos_token_id=[])],
+        "min new tokens": [MinNewTokensLengthLogitsProcessor(n, 7, [1])],
+        "forced end": [ForcedEOSTokenLogitsProcessor(n + 9, [0])],
+        "with a state": [PenalisesWhatItCounted()],
+        "several": [PenalisesWhatItCounted(), RepetitionPenaltyLogitsProcessor(2.0), PenalisesWhatItCounted()],
+        "a function": [lambda input_ids, scores: scores - (input_ids.shape[1] % 2) * torch.arange(scores.shape[1])],
+    }
+
+
+KINDS = list(processors_for(Case(2, 0, 2, (0,), 1, None, (), None, ())))
+
+
+def reference(case: Case, processors: list, sampling: Sampling) -> list[int]:
+    """Raises NumericalError where the processors leave no token."""
+    steps = reference_decode(
+        case.prompt_ids,
+        verifier=case.target(),
+        sampling=sampling,
+        stopping=Stopping(case.max_new_tokens, eos_token_ids=case.eos_token_ids),
+        processing=Processing(case.prompt_ids, processors),
+        stats=DecodeStats(),
+    )
+    return tokens_of([step.emission for step in steps])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_processed_output_is_that_of_plain_decoding(kind, temperature):
+    """Token-identical for any drafter; the processors do change the output, and drafts are accepted under them."""
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=150)
+    @given(cases(), st.integers(0, 1000))
+    def check(case: Case, seed: int) -> None:
+        sampling = Sampling(temperature=temperature, seed=seed)
+        try:
+            own = reference(case, processors_for(case)[kind], sampling)
+        except NumericalError:
+            seen["no token left"] += 1
+            return
+        stats = DecodeStats()
+        emissions = run(
+            case.prompt_ids,
+            drafter=FunctionDrafter(case.drafter()),
+            verifier=case.target(),
+            policy=CoupledPolicy(),
+            sampling=sampling,
+            stopping=Stopping(case.max_new_tokens, eos_token_ids=case.eos_token_ids),
+            processors=processors_for(case)[kind],
+            stats=stats,
+        )
+        assert tokens_of(emissions) == own
+        seen["changed"] += own != reference(case, [], sampling)
+        seen["accepted"] += stats.accepted_tokens > 0
+        seen["rejected"] += stats.accepted_tokens < stats.drafted_tokens
+
+    check()
+    assert min(seen[event] for event in ("changed", "accepted", "rejected")) >= 3, seen
+
+
+def test_a_processor_sees_every_committed_token_once_and_no_rejected_one():
+    """The state that is kept is the one at the last committed token; the caller's own object is never called."""
+    mine = PenalisesWhatItCounted()
+    processing = Processing([5], [mine])
+    logits = Verification(torch.zeros(4, 9))
+    processing.apply(logits, Draft([1, 2, 3]))
+    processing.commit([1, 7])  # one accepted, then the residual
+    processing.apply(logits, Draft([4, 4, 4]))
+    processing.commit([4, 4, 4, 8])
+    (kept,) = processing._processors
+    assert kept.counts == Counter({5: 1, 1: 1, 7: 1, 4: 3})
+    assert mine.calls == 0
+
+
+class FedRejectedTokens(Processing):
+    """Planted bug: one shared processor runs over the whole block."""
+
+    def apply(self, verification: Verification, draft: Draft) -> Verification:
+        rows = []
+        for i in range(len(draft) + 1):
+            input_ids = torch.tensor([[*self._token_ids, *draft.token_ids[:i]]])
+            scores = verification.logits[i : i + 1]
+            for processor in self._processors:
+                scores = processor(input_ids, scores)
+            rows.append(scores)
+        return Verification(torch.cat(rows))
+
+    def commit(self, token_ids):
+        self._token_ids += token_ids
+
+
+def test_a_shared_state_would_be_found():
+    """With the planted bug some case differs from plain decoding, so the property can fail."""
+    differs = 0
+
+    @settings(max_examples=100)
+    @given(cases())
+    def check(case: Case) -> None:
+        nonlocal differs
+        from quasar import decode as loop
+
+        steps = loop.decode(
+            case.prompt_ids,
+            drafter=FunctionDrafter(case.drafter()),
+            verifier=case.target(),
+            policy=CoupledPolicy(),
+            sampling=Sampling(),
+            stopping=Stopping(case.max_new_tokens),
+            processing=FedRejectedTokens(case.prompt_ids, [PenalisesWhatItCounted()]),
+            stats=DecodeStats(),
+        )
+        case_without_eos = tokens_of([step.emission for step in steps])
+        own = reference_decode(
+            case.prompt_ids,
+            verifier=case.target(),
+            sampling=Sampling(),
+            stopping=Stopping(case.max_new_tokens),
+            processing=Processing(case.prompt_ids, [PenalisesWhatItCounted()]),
+            stats=DecodeStats(),
+        )
+        differs += case_without_eos != tokens_of([step.emission for step in own])
+
+    check()
+    assert differs >= 5
+
+
+class MasksAll:
+    """Leaves no token after ``length`` tokens if the last of them is ``last``."""
+
+    def __init__(self, length: int, last: int) -> None:
+        self.length, self.last = length, last
+
+    def __call__(self, input_ids, scores):
+        dead = input_ids.shape[1] == self.length and int(input_ids[0, -1]) == self.last
+        return torch.full_like(scores, -float("inf")) if dead else scores
+
+
+def test_no_token_left_is_an_error_where_decoding_comes_to_it_and_nowhere_else():
+    """A dead end of a rejected draft is none of the output; one that plain decoding meets is an error on both paths."""
+    target = TableLM(9, seed=1)
+    own = target.greedy((1,), 6)
+    parts = {"verifier": target, "policy": CoupledPolicy(), "stopping": Stopping(6)}
+    wrong = FunctionDrafter(lambda token_ids, k: [own[len(token_ids) - 1], (own[len(token_ids)] + 1) % 9, 3, 4])
+    aside = MasksAll(3, (own[1] + 1) % 9)
+    assert tokens_of(run((1,), drafter=wrong, processors=[aside], **parts)) == own
+    for drafter in (wrong, EmptyDrafter(), FunctionDrafter(lambda token_ids, k: own[len(token_ids) - 1 :])):
+        parts["stopping"] = Stopping(6)
+        with pytest.raises(NumericalError, match="leave no token"):
+            run((1,), drafter=drafter, processors=[MasksAll(3, own[1])], **parts)
+
+
+class HoldsAFile:
+    def __init__(self) -> None:
+        self.generator = (n for n in range(3))
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [(HoldsAFile(), "HoldsAFile has a state that cannot be copied"), (3, "3 is no function of")],
+)
+def test_what_cannot_be_replayed_is_refused_at_the_start(processor, message):
+    """Before anything runs, by name."""
+    with pytest.raises(InvalidRequestError, match=message):
+        Processing([1], [processor])

@@ -27,7 +27,12 @@ from quasar.models import load_model
 from quasar.prompts import encode_prompt
 
 HERE = Path(__file__).parent
-QUANTIZERS = ("none", "w8a8", "w8a8:lm_head=true")
+TARGETS: dict[str, dict[str, str]] = {
+    "none": {"quantizer": "none"},
+    "w8a8": {"quantizer": "w8a8"},
+    "w8a8:lm_head=true": {"quantizer": "w8a8:lm_head=true"},
+    "exact_to=full over w8a8:lm_head=true": {"quantizer": "w8a8:lm_head=true", "exact_to": "full"},
+}
 WIDTHS = (1, 2, 4, 6, 8, 16)
 
 
@@ -40,8 +45,8 @@ def main() -> None:
     limit = loaded.model.config.max_position_embeddings - arguments.tokens
     prompts = [prompt for prompt in prompts if len(prompt) <= min(limit, 1024)]
     pipelines = {
-        quantizer: Pipeline.from_model(loaded.model, loaded.tokenizer, quantizer=quantizer, drafter=arguments.drafter)
-        for quantizer in QUANTIZERS
+        name: Pipeline.from_model(loaded.model, loaded.tokenizer, drafter=arguments.drafter, **choices)
+        for name, choices in TARGETS.items()
     }
     report: dict[str, Any] = {"environment": _environment(arguments), "prompts": len(prompts)}
     report["speed"] = measure_speed(loaded.model, pipelines, prompts, arguments.tokens)

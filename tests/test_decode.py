@@ -424,3 +424,18 @@ def test_sampling_gives_the_tokens_of_plain_sampling_for_any_drafter():
 
     check()
     assert min(seen[event] for event in ("accepted", "rejected", "not greedy")) >= 20, seen
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (4, 9), (3,)])
+def test_probabilities_that_are_not_one_row_a_token_name_the_session(shape):
+    """Three drafted tokens need ``[3, V]``."""
+
+    class Sloppy(EmptyDrafter):
+        def propose(self, max_tokens: int) -> Draft:
+            return Draft([1, 2, 3], probs=torch.ones(shape))
+
+    parts = {"verifier": TableLM(9), "policy": CoupledPolicy(), "stopping": Stopping(8)}
+    with pytest.raises(
+        PluginError, match=r"Sloppy proposed 3 tokens with probs of shape .* expected \[k, V\] = \[3, V\]"
+    ):
+        run((1,), drafter=Sloppy(), **parts)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from quasar.errors import InvalidRequestError
+from quasar.errors import InvalidRequestError, PluginError
 from quasar.policies import block, rejection
 from quasar.policies.block import BlockPolicy
 from quasar.policies.coupled import CoupledPolicy
@@ -350,3 +350,12 @@ def test_lossy_policies_keep_what_they_say(policy, token, kept):
     assert not policy.lossless
     logits = logits_of(torch.stack([CASE[0]] * 2))
     assert policy.decide(Draft([token]), Verification(logits), Sampling(temperature=1.0)).n_accepted == kept
+
+
+@pytest.mark.parametrize("policy", [RejectionPolicy(), BlockPolicy()])
+def test_a_draft_that_cannot_come_from_its_own_probabilities_is_refused(policy):
+    """A token of probability 0 was not drawn from them; the message names it."""
+    draft = Draft([2], probs=torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64))
+    verification = Verification(logits_of(torch.stack([CASE[0]] * 2)))
+    with pytest.raises(PluginError, match="draft token 2 at row 0 has no probability"):
+        policy.decide(draft, verification, Sampling(temperature=1.0))

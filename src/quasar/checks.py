@@ -29,10 +29,15 @@ def checked_draft(draft: Draft, max_tokens: int, session: DraftSession, verifier
     """The part of a draft that the target can verify.
 
     Raises:
-        PluginError: It is no draft.
+        PluginError: It is no draft, or its probabilities are not one row a token.
     """
     if not isinstance(draft, Draft):
         raise PluginError(f"{type(session).__name__} proposed {type(draft).__name__} {draft!r:.60}, expected a Draft")
+    if draft.probs is not None and (draft.probs.dim() != 2 or len(draft.probs) != len(draft)):
+        raise PluginError(
+            f"{type(session).__name__} proposed {len(draft)} tokens with probs of shape {list(draft.probs.shape)}; "
+            f"expected [k, V] = [{len(draft)}, V]"
+        )
     return draft.clipped(max_tokens, verifier.vocab_size)
 
 

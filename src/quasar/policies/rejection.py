@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quasar.errors import PluginError
 from quasar.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
@@ -51,6 +52,9 @@ def draft_distribution(draft: Draft, row: int, like: Tensor) -> Tensor:
 
     Without ``probs`` it is one-hot. A drafter may have a vocabulary padded to another width: missing ids get 0, and
     ids that the target does not have are dropped, for a draft that holds one is cut there.
+
+    Raises:
+        PluginError: The drafted token itself has no probability, so it cannot have been drawn from ``probs``.
     """
     probs = torch.zeros_like(like)
     if draft.probs is None:
@@ -58,4 +62,8 @@ def draft_distribution(draft: Draft, row: int, like: Tensor) -> Tensor:
     else:
         given = draft.probs[row].to(probs)[: probs.shape[0]]
         probs[: given.shape[0]] = given
+    if not float(probs[draft.token_ids[row]]) > 0:
+        raise PluginError(
+            f"draft token {draft.token_ids[row]} at row {row} has no probability in the draft's own probs"
+        )
     return probs

@@ -21,7 +21,7 @@ from quasar.parity import (
 from quasar.pipeline import Pipeline
 from quasar.plan import strictly
 from quasar.types import Verification
-from quasar.verifiers import strict as strict_module
+from quasar.verifiers import blocks
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from tiny import tiny
 from toys import tiny_llama
@@ -136,7 +136,7 @@ def test_a_strict_verifier_is_bitwise_at_every_width(family, quantizer):
 
 def test_a_model_that_cannot_be_strict_is_refused_with_the_width_and_the_difference(monkeypatch):
     """The self-test at construction can fail: here blocks are left out, and one row gets what belongs to another."""
-    monkeypatch.setattr(strict_module.FixedBlocks, "forward", lambda self, x: self.linear(x) + 1e-6 * x.shape[-2])
+    monkeypatch.setattr(blocks.FixedBlocks, "forward", lambda self, x: self._layer.module(x) + 1e-6 * x.shape[-2])
     with pytest.raises(UnsupportedModelError, match=r"cannot be decoded strictly: at 2 positions .* differ .* by"):
         CausalLMVerifier(tiny_llama()).strict()
 

@@ -16,8 +16,8 @@ from quasar.quantizers.layers import structure_copy
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.types import Draft, Verification
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
+from quasar.verifiers.blocks import use_fixed_blocks
 from quasar.verifiers.cache import check_can_roll_back, new_cache, roll_back
-from quasar.verifiers.strict import use_fixed_blocks
 
 
 class CausalLMVerifier:
@@ -25,45 +25,50 @@ class CausalLMVerifier:
 
     Args:
         model: In evaluation mode. Its tensors are shared, the model itself is not changed.
+        strict: Make the logits bit-identical at any width, and try that they are.
 
     Raises:
-        UnsupportedModelError: The model cannot be rolled back (recurrent, hybrid, encoder-decoder), or has no output
-            head.
+        UnsupportedModelError: The model cannot be rolled back (recurrent, hybrid, encoder-decoder), has no output
+            head, or cannot be made strict.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, strict: bool = False) -> None:
         check_can_roll_back(model)
         if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no output head; give the model with it (…ForCausalLM)"
             )
+        self._given = model
         self.model: PreTrainedModel = structure_copy(model).eval()
         attends_by_rows = use_row_attention(self.model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.max_length: int | None = getattr(config, "max_position_embeddings", None)
         self.invariance: Invariance = "argmax" if attends_by_rows and _keeps_rounding_small(self.model) else "none"
+        use_fixed_blocks(self.model, only_where_faster=not strict)
+        if strict:
+            self.invariance = "bitwise"
+            self._try_strictness()
 
     def strict(self) -> CausalLMVerifier:
-        """The same target with logits that are bit-identical at any width, more slowly.
+        """The same target with logits that are bit-identical at any width.
 
         Raises:
             UnsupportedModelError: They are not: tried at widths 1 to 16, and the message says where they differ.
         """
-        verifier = CausalLMVerifier(self.model)
-        use_fixed_blocks(verifier.model)
-        verifier.invariance = "bitwise"
+        return CausalLMVerifier(self._given, strict=True)
+
+    def _try_strictness(self) -> None:
         generator = torch.Generator().manual_seed(0)
         length = min(2 * max(WIDTHS) + 8, self.max_length or 10**9)
         token_ids = torch.randint(self.vocab_size, (length,), generator=generator).tolist()
-        report = measure_invariance(verifier, token_ids, begin=max(1, length - max(WIDTHS)))
+        report = measure_invariance(self, token_ids, begin=max(1, length - max(WIDTHS)))
         if not report.holds:
             width = next(width for width, found in report.widths.items() if found.max_abs_diff > 0)
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} cannot be decoded strictly: at {width} positions a forward its logits "
                 f"differ from those at one by {report.widths[width].max_abs_diff:.2g}"
             )
-        return verifier
 
     def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> CausalLMSession:
         unknown = needs - {"logits", "hidden_states"}

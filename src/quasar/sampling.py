@@ -76,14 +76,18 @@ class Sampling:
             anew: With noise that is independent of what a drafter may have drawn its token with at that position;
                 rejection needs that, coupling must not have it.
         """
-        race = self._noise(row, _TOKEN_ANEW if anew else _TOKEN).standard_exponential(probs.shape[0])
-        scores = torch.from_numpy(race).to(probs.device).log_().neg_().add_(probs.log())
-        return int(scores.argmax())
+        return int(self._scores(probs, row, _TOKEN_ANEW if anew else _TOKEN).argmax())
 
     def choose(self, logits: Tensor, row: int = 0) -> int:
         """The target's own token from ``[V]`` logits, with the noise of the position ``row`` after this one."""
         check_choosable(logits)
         return int(logits.argmax()) if self.is_greedy else self.draw(self.probabilities(logits), row)
+
+    def margin(self, logits: Tensor, row: int = 0) -> float:
+        """By how many nats :meth:`choose` prefers its token to the runner-up: how much the logits may err."""
+        scores = logits if self.is_greedy else self._scores(self.probabilities(logits), row, _TOKEN)
+        best = scores.topk(2).values
+        return float(best[0] - best[1])
 
     def uniform(self, row: int) -> float:
         """A number in [0, 1), independent of what :meth:`draw` uses at the same position."""
@@ -104,6 +108,11 @@ class Sampling:
         independent of what was emitted, where the judgement of a token depended on later ones.
         """
         return attrs.evolve(self, seed=int(self._noise(0, _SEED).integers(2**63)))
+
+    def _scores(self, probs: Tensor, row: int, stream: int) -> Tensor:
+        """``[V]`` log-probabilities with Gumbel noise; the largest is the token that is drawn."""
+        race = self._noise(row, stream).standard_exponential(probs.shape[0])
+        return torch.from_numpy(race).to(probs.device).log_().neg_().add_(probs.log())
 
     def _noise(self, row: int, stream: int) -> np.random.Generator:
         key = (self.seed % 2**64, 4 * (self.position + row) + stream)

@@ -38,6 +38,9 @@ class NestedDrafter:
         k: Tokens of the first block, at least 1.
         max_k: Blocks grow to this while they are confirmed whole, and shrink towards ``min_k`` while they are not.
         min_k: See ``max_k``.
+        min_margin: End a block early after a token that the inner target preferred to the runner-up by less than this,
+            in nats: there the outer target is likely to choose otherwise. 0: never. Not with ``with_probs``, where a
+            token is judged by its probability and not by who came second.
         with_probs: Give the inner target's probabilities with each draft; the policies ``rejection`` and ``block`` need
             them.
     """
@@ -52,12 +55,16 @@ class NestedDrafter:
         k: int = 24,
         min_k: int = 8,
         max_k: int = 32,
+        min_margin: float = 0.5,
         with_probs: bool = False,
     ) -> None:
         if not 1 <= min_k <= k <= max_k:
             raise InvalidRequestError(f"nested: k={k}, min_k={min_k}, max_k={max_k}; expected 1 ≤ min_k ≤ k ≤ max_k")
         self.drafter, self.verifier = drafter, verifier
+        if not min_margin >= 0:
+            raise InvalidRequestError(f"nested: min_margin={min_margin}; expected a number of at least 0")
         self.k, self.min_k, self.max_k = k, min_k, max_k
+        self.min_margin = min_margin
         self.with_probs = with_probs
 
     def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> NestedSession:
@@ -87,6 +94,8 @@ class NestedSession:
             if self._options.with_probs:
                 judged = step.verification.logits[: len(step.emission.token_ids)]
                 probs.append(self._sampling.probabilities(judged))
+            elif self._is_unsure(step):
+                break
         return Draft(self._ahead, torch.cat(probs) if probs else None)
 
     def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
@@ -112,6 +121,15 @@ class NestedSession:
             Processing(self._confirmed),
             DecodeStats(),
         )
+
+    def _is_unsure(self, step: Step) -> bool:
+        """Whether some choice of a step, whose tokens are the last of those ahead, was a narrow one."""
+        if self._options.min_margin == 0:
+            return False
+        n = len(step.emission.token_ids)
+        here = self._sampling.at(len(self._confirmed) + len(self._ahead) - n)
+        margins = (here.margin(step.verification.logits[row], row) for row in range(n))
+        return any(margin < self._options.min_margin for margin in margins)
 
     def _follow(self) -> None:
         """Bring the inner sessions to what is confirmed."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 from hypothesis import strategies as st
 
-from fakes import ByteTokenizer, TableLM
+from quasar.testing.fakes import ByteTokenizer, TableLM
 
 PIECES = [b"a", b"b", b"ab", b"\n", b" ", b"\xe2\x82\xac", b"\xe2\x82", b"\xac", b"", b"!"]
 """What the tokens of the fake tokenizer stand for: letters, space, a euro sign whole and in parts, nothing."""

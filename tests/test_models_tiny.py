@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from fakes import scripted
 from quasar import Pipeline
 from quasar.decode import decode
 from quasar.drafters.function import FunctionDrafter
@@ -22,9 +21,10 @@ from quasar.quantizers.w8a8 import W8A8Quantizer
 from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
+from quasar.testing.fakes import scripted
+from quasar.testing.models import FAMILIES, VOCAB_SIZE, WINDOWED, greedy, random_prompt, tiny
 from quasar.types import EMPTY_DRAFT, Draft
 from quasar.verifiers.causal_lm import CausalLMVerifier
-from tiny import FAMILIES, VOCAB_SIZE, WINDOWED, greedy, random_prompt, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import TableLM
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.nested import NestedDrafter
 from quasar.drafters.ngram import NgramDrafter
@@ -20,6 +19,7 @@ from quasar.policies.rejection import RejectionPolicy
 from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
+from quasar.testing.fakes import TableLM
 from quasar.types import Verification
 from strategies import Case, cases
 from test_decode import plain, run, stopping_of, tokens_of

@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 
-from fakes import TableLM
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.parity import (
     NEAR_TIE,
@@ -20,10 +19,11 @@ from quasar.parity import (
 )
 from quasar.pipeline import Pipeline
 from quasar.plan import strictly
+from quasar.testing.fakes import TableLM
+from quasar.testing.models import tiny
 from quasar.types import Verification
 from quasar.verifiers import blocks
 from quasar.verifiers.causal_lm import CausalLMVerifier
-from tiny import tiny
 from toys import tiny_llama
 
 

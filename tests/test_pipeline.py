@@ -20,9 +20,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from fakes import TableLM, scripted
 from quasar.errors import InvalidRequestError
 from quasar.pipeline import Pipeline
+from quasar.testing.fakes import TableLM, scripted
 from quasar.types import Verdict
 from toys import CHAT_TEMPLATE, WORDS, table_lm, tiny_llama, toy_pipeline, word_tokenizer
 

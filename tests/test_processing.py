@@ -16,7 +16,6 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from fakes import TableLM
 from quasar.decode import reference_decode
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.none import EmptyDrafter
@@ -26,6 +25,7 @@ from quasar.processing import Processing
 from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
+from quasar.testing.fakes import TableLM
 from quasar.types import Draft, Verification
 from strategies import Case, cases
 from test_decode import run, tokens_of

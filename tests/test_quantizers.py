@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from fakes import scripted
 from quasar import Pipeline
 from quasar.errors import InvalidRequestError, NumericalError, UnknownStrategyError, UnsupportedModelError
 from quasar.quantizers.calibration import own_prompts, prompts_from
@@ -19,7 +18,8 @@ from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.none import NoQuantizer
 from quasar.quantizers.tracing import trace_groups
 from quasar.quantizers.w8a8 import W8A8Quantizer
-from tiny import FAMILIES, VOCAB_SIZE, greedy, random_prompt, tiny
+from quasar.testing.fakes import scripted
+from quasar.testing.models import FAMILIES, VOCAB_SIZE, greedy, random_prompt, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

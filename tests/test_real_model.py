@@ -7,9 +7,9 @@ import contextlib
 import pytest
 import torch
 
-from fakes import scripted
 from quasar import Pipeline
 from quasar.prompts import encode_prompt
+from quasar.testing.fakes import scripted
 from quasar.types import Draft
 from quasar.verifiers import causal_lm
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import TableLM
 from quasar.checks import start_drafting, start_verifying
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.ngram import NgramDrafter
@@ -22,6 +21,7 @@ from quasar.policies.margin import MarginPolicy
 from quasar.quantizers.none import NoQuantizer
 from quasar.registry import Registry, default_registry, parse_spec
 from quasar.sampling import Sampling
+from quasar.testing.fakes import TableLM
 
 ORIGIN = Origin("acme-plugin", "1.0", "plugin")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import ByteTokenizer
 from quasar.detokenize import IncrementalText
 from quasar.errors import InvalidRequestError
 from quasar.stopping import Stopping
+from quasar.testing.fakes import ByteTokenizer
 from quasar.types import Emission
 
 PIECES = [b"a", b"b", b"c", b"stop", b"stop!", b"st", b"op", b"\xe2\x82", b"\xac", b""]

@@ -6,8 +6,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from fakes import TableLM
 from quasar.pipeline import Pipeline
+from quasar.testing.fakes import TableLM
 
 WORDS = [
     *("<eos>", "<unk>", "user", "says", "answer", "the", "cat", "dog", "sat", "ran", "on", "under", "mat", "moon"),

@@ -124,6 +124,10 @@ class Registry:
         if isinstance(spec, str):
             self._prepare(kind, spec, 1)
 
+    def factory(self, kind: str, spec: str) -> Callable[..., Any]:
+        """What :meth:`build` would call for a spec string; raises what it would raise for the name."""
+        return self._prepare(kind, spec, int(kind == "verifier"))[0]
+
     def _prepare(self, kind: str, spec: str, n_arguments: int) -> tuple[Callable[..., Any], dict[str, Option], str]:
         """The factory, the options that it takes, and how to call the strategy in a message."""
         name, options = parse_spec(spec)

@@ -35,11 +35,11 @@ class FixedBlocks(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """``[..., in]`` to ``[..., out]``."""
         if not is_attending_by_rows():
-            outputs: Tensor = self._layer.module(inputs)  # a prompt is computed once and in one piece, whatever is drafted
-            return outputs
+            # A prompt is computed once and in one piece, whatever is drafted.
+            return self._layer.module(inputs)  # type: ignore[no-any-return]
         rows = inputs.reshape(-1, inputs.shape[-1])
         padded = nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % self._rows))
-        blocks = [self._product(block) for block in padded.split(self._rows)]
+        blocks = [self._product(block) for block in torch.split(padded, self._rows)]
         outputs = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         # Contiguous at any width: what follows sums in an order that depends on the layout.
         return outputs[: rows.shape[0]].contiguous().view(*inputs.shape[:-1], -1)

@@ -1,4 +1,4 @@
-"""Fakes with exact arithmetic and exact counts, for tests of the loop."""
+"""Fakes with exact arithmetic and exact counts: a target, a drafter that knows it, a tokenizer."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from quasar.protocols import Invariance
 from quasar.types import Draft, Verification
+
+Proposer = Callable[[list[int], int], list[int]]
 
 
 class TableLM:
     """A verifier whose logits are a float64 function of the last ``order`` tokens: equality with it is exact.
+
+    Its hidden states, where asked for, are the logits themselves.
 
     Args:
         seed: Chooses the table.
@@ -18,7 +23,7 @@ class TableLM:
         max_length: As of any verifier.
     """
 
-    invariance = "bitwise"
+    invariance: Invariance = "bitwise"
 
     def __init__(
         self, vocab_size: int, seed: int = 0, order: int = 2, levels: int = 1000, max_length: int | None = None
@@ -45,27 +50,42 @@ class TableLM:
         return token_ids[len(prompt_ids) :]
 
     def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> TableSession:
-        self.sessions.append(TableSession(self, prompt_ids))
+        self.sessions.append(TableSession(self, prompt_ids, "hidden_states" in needs))
         return self.sessions[-1]
 
 
 class TableSession:
-    """Keeps the tokens that a real session would have cached, and checks the protocol's order of calls."""
+    """Keeps the tokens that a real session would have cached, and checks that what is committed was drafted.
 
-    def __init__(self, lm: TableLM, prompt_ids: Sequence[int]) -> None:
+    Attributes:
+        cached: Tokens whose keys and values a real session would hold.
+        widths: Of all verifications so far.
+        rollbacks: How often a step kept less than was verified.
+    """
+
+    def __init__(self, lm: TableLM, prompt_ids: Sequence[int], with_hidden_states: bool = False) -> None:
         self._lm = lm
+        self._with_hidden_states = with_hidden_states
         self.cached = list(prompt_ids[:-1])
+        self.kept = len(self.cached)
         self.last = prompt_ids[-1]
         self.committed_length = len(prompt_ids)
         self.widths: list[int] = []
         self.rollbacks = 0
 
+    @property
+    def cached_length(self) -> int:
+        """Positions cached."""
+        return len(self.cached)
+
     def verify(self, draft: Draft) -> Verification:
+        del self.cached[self.kept :]  # in case the last draft was verified and never judged
         block = [self.last, *draft.token_ids]
         self.widths.append(len(block))
         rows = [self._lm.row([*self.cached, *block[: i + 1]]) for i in range(len(block))]
         self.cached += block
-        return Verification(torch.stack(rows).clone())
+        logits = torch.stack(rows)
+        return Verification(logits, logits.clone() if self._with_hidden_states else None)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         kept = self.committed_length - 1 + len(token_ids)
@@ -74,10 +94,11 @@ class TableSession:
         del self.cached[kept:]
         self.committed_length += len(token_ids)
         self.last = token_ids[-1]
-        assert len(self.cached) == self.committed_length - 1
+        self.kept = len(self.cached)
+        assert self.kept == self.committed_length - 1
 
 
-def scripted(prompt_length: int, target: Sequence[int], k: int, bad: int = 0, vocab_size: int = 2**31) -> Callable:
+def scripted(prompt_length: int, target: Sequence[int], k: int, bad: int = 0, vocab_size: int = 2**31) -> Proposer:
     """A function drafter that knows the ``target`` output: right everywhere but at every ``bad``-th position.
 
     ``bad=0``: never wrong; ``bad=1``: always; token i is wrong where ``i % bad == 0``.

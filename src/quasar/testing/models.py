@@ -100,8 +100,8 @@ def tiny(
     with torch.no_grad():
         for module in model.modules():
             _add_noise(module)
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    return model.to(dtype)
+    model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
+    return model.to(dtype)  # type: ignore[no-any-return]
 
 
 def _add_noise(module: nn.Module) -> None:
@@ -121,7 +121,7 @@ def random_prompt(length: int, seed: int = 1) -> list[int]:
 def greedy(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int = 40, **options: Any) -> list[int]:
     """The new tokens of transformers' own greedy decoding: the gold of these tests."""
     inputs = torch.tensor([list(prompt_ids)])
-    output = model.generate(
+    output: torch.Tensor = model.generate(  # type: ignore[operator]
         inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=max_new_tokens, do_sample=False, **options
     )
     return output[0, len(prompt_ids) :].tolist()

@@ -1,0 +1,193 @@
+"""Does a drafter keep the protocol? One call: :func:`check_drafter`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from hypothesis import strategies as st
+
+from quasar.checks import checked_draft, start_drafting, start_verifying
+from quasar.decode import decode, reference_decode
+from quasar.policies.coupled import CoupledPolicy
+from quasar.processing import Processing
+from quasar.protocols import Drafter, DraftSession, Verifier
+from quasar.registry import default_registry
+from quasar.sampling import Sampling
+from quasar.stats import DecodeStats
+from quasar.stopping import Stopping
+from quasar.testing.chi_square import check_frequencies
+from quasar.testing.fakes import TableLM
+from quasar.testing.running import for_all, global_random_state_kept, require
+from quasar.testing.strategies import Turn, dialogues, token_ids
+from quasar.types import Draft
+
+DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
+
+_SAMPLING = Sampling(temperature=1.0, seed=7)
+_DRAWS = 400
+
+
+def check_drafter(drafter: DrafterLike, *, target: Verifier | None = None, examples: int = 50) -> None:
+    """Check that a drafter keeps its protocol, over random prompts and random outcomes of its drafts.
+
+    A draft is legal, with probabilities (if any) that are distributions, one row a token, from which the tokens were
+    really drawn; sessions do not disturb each other; the caller's lists and tensors are left alone; no global random
+    state is used; a ``restart`` leaves nothing of what was before; and decoding with it gives the target's own tokens.
+
+    Args:
+        drafter: Spec string, Drafter, or a function ``(token_ids, k) -> token ids``.
+        target: What its drafts are verified by; ``None``: a random table over 40 tokens. Needed where the drafter
+            knows a vocabulary.
+        examples: Of each property.
+
+    Raises:
+        ConformanceError: A rule is broken; the message says which, and how.
+        PluginError: Its signatures, or what it returns, do not fit.
+    """
+    built: Drafter = default_registry().build("drafter", drafter)
+    lm: Verifier = TableLM(40, levels=4) if target is None else target
+    who = type(built).__name__
+    prompts, turns = token_ids(lm.vocab_size), dialogues(lm.vocab_size)
+
+    @for_all(examples, prompts, turns)
+    def keeps_the_protocol(prompt: tuple[int, ...], turns: tuple[Turn, ...]) -> None:
+        with global_random_state_kept(who):
+            first = play(built, lm, prompt, turns)
+            again = play(built, lm, prompt, turns)
+        require(_same(first, again), f"{who}: two sessions with one prompt and one seed propose different drafts")
+
+    @for_all(examples, prompts, turns, prompts, turns)
+    def sessions_are_independent(
+        prompt: tuple[int, ...], turns: tuple[Turn, ...], other: tuple[int, ...], others: tuple[Turn, ...]
+    ) -> None:
+        alone = play(built, lm, prompt, turns)
+        interleaved = play(built, lm, prompt, turns, meanwhile=(other, others))
+        require(_same(alone, interleaved), f"{who}: a session proposes otherwise when another one is used in between")
+
+    @for_all(examples, prompts, turns, prompts)
+    def restarts_are_complete(prompt: tuple[int, ...], turns: tuple[Turn, ...], new: tuple[int, ...]) -> None:
+        check_restart(built, lm, prompt, turns, new)
+
+    check_draws(built, lm)
+
+    @for_all(examples, prompts, st.integers(1, 20), st.sampled_from([0.0, 1.0]))
+    def output_is_the_targets(prompt: tuple[int, ...], n: int, temperature: float) -> None:
+        check_output(built, lm, prompt, n, Sampling(temperature=temperature, seed=3))
+
+
+def play(
+    drafter: Drafter,
+    target: Verifier,
+    prompt: tuple[int, ...],
+    turns: Sequence[Turn],
+    *,
+    meanwhile: tuple[tuple[int, ...], Sequence[Turn]] | None = None,
+) -> list[Draft]:
+    """The drafts of one session over the given turns; with ``meanwhile``, another session takes turns with it."""
+    one = _Sequence(drafter, target, prompt)
+    other = None if meanwhile is None else _Sequence(drafter, target, meanwhile[0])
+    drafts = []
+    for i, turn in enumerate(turns):
+        drafts.append(one.take(turn))
+        if other is not None and meanwhile is not None and i < len(meanwhile[1]):
+            other.take(meanwhile[1][i])
+    return drafts
+
+
+class _Sequence:
+    """A draft session and the target that judges it, as the loop would hold them."""
+
+    def __init__(self, drafter: Drafter, target: Verifier, prompt: tuple[int, ...]) -> None:
+        self._who, self._target = type(drafter).__name__, target
+        given = list(prompt)
+        self.drafting: DraftSession = start_drafting(drafter, given, _SAMPLING)
+        self._verifying = start_verifying(target, given, drafter.needs)
+        self._room = (target.max_length or 10**9) - len(prompt)
+        require(given == list(prompt), f"{self._who} changed the prompt that it was started with")
+
+    def take(self, turn: Turn) -> Draft:
+        max_tokens = min(turn.max_tokens, self._room - 1)
+        if max_tokens < 0:
+            return Draft(())
+        draft = checked_draft(self.drafting.propose(max_tokens), max_tokens, self.drafting, self._target)
+        _check_probs(self._who, draft)
+        verification = self._verifying.verify(draft)
+        kept = draft.token_ids[: min(turn.n_kept, len(draft))]
+        committed, logits = [*kept, turn.next_token], verification.logits.clone()
+        self._verifying.commit(committed)
+        self.drafting.commit(committed, verification)
+        self._room -= len(committed)
+        require(committed == [*kept, turn.next_token], f"{self._who} changed the tokens that were committed to it")
+        require(torch.equal(logits, verification.logits), f"{self._who} changed the logits that it was shown")
+        return draft
+
+
+def _check_probs(who: str, draft: Draft) -> None:
+    if (probs := draft.probs) is None:
+        return
+    require(bool((probs >= 0).all()), f"{who}: probabilities of a draft are negative or not numbers")
+    sums = probs.double().sum(dim=1).tolist()
+    require(all(abs(total - 1) < 1e-3 for total in sums), f"{who}: rows of a draft's probs sum to {sums}, expected 1")
+    own = probs[range(len(draft)), list(draft.token_ids)].tolist()
+    require(all(p > 0 for p in own), f"{who}: its own tokens {draft.token_ids} have probabilities {own} in its probs")
+
+
+def check_restart(
+    drafter: Drafter, target: Verifier, prompt: tuple[int, ...], turns: Sequence[Turn], new: tuple[int, ...]
+) -> None:
+    """After ``restart(new)`` a used session proposes what one that is started with ``new`` does."""
+    used = _Sequence(drafter, target, prompt)
+    if not hasattr(used.drafting, "restart"):
+        return
+    for turn in turns:
+        used.take(turn)
+    used.drafting.restart(list(new))
+    fresh = _Sequence(drafter, target, new).drafting
+    drafts = used.drafting.propose(4).clipped(4, 10**9), fresh.propose(4).clipped(4, 10**9)
+    n = min(map(len, drafts))  # a session may have learnt how long its drafts should be
+    require(
+        drafts[0].token_ids[:n] == drafts[1].token_ids[:n],
+        f"{type(drafter).__name__}: restart({list(new)}) proposes {drafts[0].token_ids}, a new session proposes "
+        f"{drafts[1].token_ids}",
+    )
+
+
+def check_draws(drafter: Drafter, target: Verifier) -> None:
+    """The first token of a draft with probabilities is distributed as they say, over many seeds."""
+    prompt = [token_id % target.vocab_size for token_id in (1, 2, 3, 1, 2)]
+    drawn: Counter[int] = Counter()
+    probs: dict[int, float] = {}
+    for seed in range(_DRAWS):
+        session = start_drafting(drafter, prompt, Sampling(temperature=1.0, seed=seed))
+        draft = session.propose(1)
+        if draft.probs is None or not len(draft):
+            return
+        drawn[draft.token_ids[0]] += 1
+        probs = dict(enumerate(draft.probs[0].double().tolist()))
+    check_frequencies(drawn, probs, f"{type(drafter).__name__}: the tokens it drafts are not drawn from its probs")
+
+
+def check_output(drafter: Drafter, target: Verifier, prompt: tuple[int, ...], n: int, sampling: Sampling) -> None:
+    """Decoding with the drafter gives the tokens of the target alone."""
+    room = (target.max_length or 10**9) - len(prompt)
+    parts = {"verifier": target, "sampling": sampling, "processing": Processing(prompt)}
+    budget = min(n, room)
+    plain = reference_decode(prompt, stopping=Stopping(budget), stats=DecodeStats(), **parts)  # type: ignore[arg-type]
+    expected = [token_id for step in plain for token_id in step.emission.token_ids]
+    parts["processing"] = Processing(prompt)
+    steps = decode(
+        prompt,
+        drafter=drafter,
+        policy=CoupledPolicy(),
+        stopping=Stopping(budget),
+        stats=DecodeStats(),
+        **parts,  # type: ignore[arg-type]
+    )
+    tokens = [token_id for step in steps for token_id in step.emission.token_ids]
+    require(tokens == expected, f"{type(drafter).__name__}: output {tokens} differs from the target's own {expected}")
+
+
+def _same(one: Sequence[Draft], other: Sequence[Draft]) -> bool:
+    return [draft.token_ids for draft in one] == [draft.token_ids for draft in other]

@@ -1,0 +1,177 @@
+"""Does an acceptance policy keep the protocol, and what it declares? One call: :func:`check_policy`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quasar.decode import decode
+from quasar.errors import InvalidRequestError
+from quasar.processing import Processing
+from quasar.protocols import AcceptancePolicy, Need
+from quasar.registry import default_registry
+from quasar.sampling import Sampling
+from quasar.stats import DecodeStats
+from quasar.stopping import Stopping
+from quasar.testing.chi_square import check_frequencies
+from quasar.testing.fakes import TableLM
+from quasar.testing.running import for_all, global_random_state_kept, require
+from quasar.testing.strategies import drafts
+from quasar.types import Draft, Verdict, Verification
+
+_V = 5
+_DRAWS = 1500
+_LENGTH = 3
+
+
+def check_policy(policy: str | AcceptancePolicy, *, examples: int = 100) -> None:
+    """Check that a policy keeps its protocol and, if it declares itself lossless, that it is.
+
+    A verdict keeps tokens that were drafted and adds one that the target may say; nothing is mutated; no global random
+    state is used; the same noise gives the same verdict. Lossless: at temperature 0 what is kept and added is the
+    target's argmax (the lowest id of several); above, with ``drafter_invariant``, the target's own token of the
+    position's noise; without, whole outputs have the target's distribution, over fixed seeds, with drafters whose
+    tokens are drawn from their probabilities and with certain ones.
+
+    Args:
+        policy: Spec string or AcceptancePolicy.
+        examples: Of each property.
+
+    Raises:
+        ConformanceError: A rule is broken; the message says which, and how.
+        PluginError: Its signatures do not fit.
+    """
+    built: AcceptancePolicy = default_registry().build("policy", policy)
+    who = type(built).__name__
+    for name in ("lossless", "drafter_invariant"):
+        value = getattr(built, name)
+        require(isinstance(value, bool), f"{who}: {name}={value!r}, expected true or false")
+    temperatures = [temperature for temperature in (0.0, 0.7) if _takes(built, temperature)]
+    require(bool(temperatures), f"{who} refuses temperature 0 and 0.7")
+
+    @for_all(examples, drafts(_V), st.integers(0, 999), st.sampled_from(temperatures))
+    def keeps_the_protocol(draft: Draft, seed: int, temperature: float) -> None:
+        sampling = Sampling(temperature=temperature, seed=seed, position=seed % 50)
+        logits = _logits(len(draft) + 1, seed)
+        with global_random_state_kept(who):
+            verdict = _decide(built, draft, logits, sampling)
+            require(verdict == _decide(built, draft, logits, sampling), f"{who}: two verdicts on one draft differ")
+        check_verdict(built, verdict, draft, logits, sampling)
+
+    if built.lossless and not built.drafter_invariant and 0.7 in temperatures:
+        for certain in (True, False):
+            check_distribution(built, certain=certain)
+
+
+def _takes(policy: AcceptancePolicy, temperature: float) -> bool:
+    try:
+        policy.decide(Draft(()), Verification(torch.eye(_V)[:1]), Sampling(temperature=temperature))
+    except InvalidRequestError:
+        return False
+    return True
+
+
+def _logits(n: int, seed: int) -> Tensor:
+    """``[n, V]`` with ties, and with tokens that must not be said."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(3, (n, _V), generator=generator).double()
+    logits[torch.rand((n, _V), generator=generator) < 0.2] = -float("inf")
+    logits[:, seed % _V] = 1.0
+    return logits
+
+
+def _decide(policy: AcceptancePolicy, draft: Draft, logits: Tensor, sampling: Sampling) -> Verdict:
+    shown = logits.clone()
+    probs = None if draft.probs is None else draft.probs.clone()
+    verdict = policy.decide(draft, Verification(shown), sampling)
+    who = type(policy).__name__
+    require(torch.equal(shown, logits), f"{who} changed the logits that it was shown")
+    if probs is not None and draft.probs is not None:
+        require(torch.equal(probs, draft.probs), f"{who} changed the probabilities of the draft")
+    return verdict
+
+
+def check_verdict(policy: AcceptancePolicy, verdict: Verdict, draft: Draft, logits: Tensor, sampling: Sampling) -> None:
+    """Check one verdict: within the draft and the vocabulary, and the target's own choice where that is declared."""
+    who, n = type(policy).__name__, verdict.n_accepted
+    require(
+        0 <= n <= len(draft) and 0 <= verdict.next_token < _V,
+        f"{who} returned {verdict} for a draft of {len(draft)} tokens and a vocabulary of {_V}",
+    )
+    emitted = verdict.committed(draft)
+    if not policy.lossless:
+        return
+    said = [float(logits[row, token_id]) for row, token_id in enumerate(emitted)]
+    require(
+        not any(map(math.isinf, said)), f"{who} emits {emitted}, of which a token has logit -inf and cannot be said"
+    )
+    if sampling.is_greedy or policy.drafter_invariant:
+        own = tuple(sampling.choose(logits[row], row) for row in range(len(emitted)))
+        how = "argmax" if sampling.is_greedy else "own choice with the same noise"
+        require(emitted == own, f"{who} emits {emitted}, the target's {how} is {own}")
+
+
+class _FixedDrafter:
+    """Drafts k tokens drawn from the same probabilities everywhere; or, if ``certain``, always token 0."""
+
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, probs: Sequence[float], k: int, *, certain: bool) -> None:
+        self.probs, self.k, self.certain = torch.tensor(probs, dtype=torch.float64), k, certain
+
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> _FixedSession:
+        return _FixedSession(self, len(prompt_ids), sampling)
+
+
+class _FixedSession:
+    def __init__(self, options: _FixedDrafter, length: int, sampling: Sampling) -> None:
+        self._options, self._length, self._sampling = options, length, sampling
+
+    def propose(self, max_tokens: int) -> Draft:
+        k = min(self._options.k, max_tokens)
+        if self._options.certain or k == 0:
+            return Draft([0] * k)
+        noise, probs = self._sampling.at(self._length).apart(), self._options.probs
+        return Draft([noise.draw(probs, row) for row in range(k)], probs.repeat(k, 1))
+
+    def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
+        self._length += len(token_ids)
+
+
+def check_distribution(policy: AcceptancePolicy, *, certain: bool) -> None:
+    """Whole outputs of a few tokens over many seeds: their joint distribution is the target's.
+
+    Args:
+        certain: With a drafter that is always certain of one token; otherwise with one that draws, as often wrong as
+            right.
+    """
+    target = TableLM(3, seed=5, levels=3, order=1)
+    sampling = Sampling(temperature=1.0)
+    drafter = _FixedDrafter((0.6, 0.3, 0.1), 2, certain=certain)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(_DRAWS):
+        steps = decode(
+            [0],
+            drafter=drafter,
+            verifier=target,
+            policy=policy,
+            sampling=Sampling(temperature=1.0, seed=seed),
+            stopping=Stopping(_LENGTH + 2),
+            processing=Processing([0]),
+            stats=DecodeStats(),
+        )
+        counts[tuple(token_id for step in steps for token_id in step.emission.token_ids)[:_LENGTH]] += 1
+    probs = {}
+    for tokens in itertools.product(range(3), repeat=_LENGTH):
+        rows = (target.row((0, *tokens[:i])) for i in range(_LENGTH))
+        probs[tokens] = math.prod(
+            float(sampling.probabilities(row)[token_id]) for row, token_id in zip(rows, tokens, strict=True)
+        )
+    drawn = "certain" if certain else "drawn"
+    check_frequencies(counts, probs, f"{type(policy).__name__}: outputs with {drawn} drafts are not the target's")

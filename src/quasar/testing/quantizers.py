@@ -1,0 +1,219 @@
+"""Does a quantizer keep the protocol? One call: :func:`check_quantizer`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from quasar.errors import NumericalError, QuasarError
+from quasar.protocols import Quantizer
+from quasar.quantizers.layers import linear_layers
+from quasar.registry import default_registry
+from quasar.testing.models import random_prompt, tiny
+from quasar.testing.running import global_random_state_kept, require
+
+_WIDE = 50.0
+
+
+def default_models() -> dict[str, PreTrainedModel]:
+    """One tiny model of each kind that quantizers are known to get wrong."""
+    return {
+        "llama": tiny("llama"),
+        "a tied output head (llama)": tiny("llama", tie_word_embeddings=True),
+        "biases (qwen2)": tiny("qwen2"),
+        "Conv1D layers (gpt2)": tiny("gpt2"),
+        "bfloat16 (llama)": tiny("llama", dtype=torch.bfloat16),
+    }
+
+
+def check_quantizer(
+    quantizer: str | Quantizer,
+    models: Mapping[str, PreTrainedModel] | None = None,
+    *,
+    max_error: float = 0.5,
+) -> None:
+    """Check that a quantizer keeps its protocol, on models that differ in what is easily forgotten.
+
+    The model that was given is left as it was, and shares with the copy what did not change; logits keep shape and
+    dtype; a row of a quantized layer does not depend on the rows beside it, and is near that of the full layer; biases
+    are kept; the input embedding is kept, also where the output head shares it; a second quantizing is refused or does
+    nothing; a weight that is not finite is refused by name; the same model gives the same copy; ``describe()`` is JSON.
+
+    Args:
+        quantizer: Spec string or Quantizer.
+        models: Causal LMs by a name for messages; ``None``: :func:`default_models`.
+        max_error: Largest error of a quantized layer's output, as a share of its size (root of mean squares).
+
+    Raises:
+        ConformanceError: A rule is broken; the message says which, on which model, and how.
+        PluginError: Its signatures do not fit.
+    """
+    built: Quantizer = default_registry().build("quantizer", quantizer)
+    for name, model in (default_models() if models is None else models).items():
+        check_on_model(_Subject(built, f"{type(built).__name__} on {name}", model, max_error))
+
+
+@attrs.frozen(eq=False)
+class _Subject:
+    """One quantizer and one model, and how to call them in a message."""
+
+    quantizer: Quantizer
+    who: str
+    model: PreTrainedModel
+    max_error: float
+    calibration: list[Tensor] = attrs.Factory(lambda: [torch.tensor([random_prompt(24, seed=s)]) for s in (1, 2)])
+
+    def quantized(self) -> nn.Module:
+        return self.quantizer.quantize(self.model, self.calibration)
+
+
+def check_on_model(subject: _Subject) -> None:
+    """All checks on one model."""
+    before = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
+    config = subject.model.config.to_dict()
+    with global_random_state_kept(subject.who):
+        quantized = subject.quantized()
+    _check_unchanged(subject, before)
+    require(subject.model.config.to_dict() == config, f"{subject.who} changed the configuration of the model")
+    _check_sharing(subject, quantized)
+    for name, full, layer in replaced_layers(subject.model, quantized):
+        check_layer(subject, name, full, layer)
+    _check_logits(subject, quantized)
+    _check_second_time(subject, quantized)
+    _check_description(subject)
+    subject.quantizer.quantize(subject.model, None)
+    _check_non_finite(subject, before)
+
+
+def replaced_layers(model: nn.Module, quantized: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    """Name, module of the full model, and what stands in its place, for each linear layer that was replaced."""
+    for layer in linear_layers(model):
+        module = quantized.get_submodule(layer.name)
+        if type(module) is not type(layer.module):
+            yield layer.name, layer.module, module
+
+
+@torch.no_grad()
+def check_layer(subject: _Subject, name: str, full: nn.Module, layer: nn.Module) -> None:
+    """One layer: rows by themselves, bias, nearness to the full layer, dtype."""
+    width = next(found.weight.shape[1] for found in linear_layers(subject.model) if found.name == name)
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn((4, width), generator=generator).to(subject.model.dtype)
+    inputs[3] *= _WIDE
+    outputs, where = layer(inputs), f"{subject.who}: layer {name}"
+    require(outputs.dtype == inputs.dtype, f"{where} gives {outputs.dtype} for {inputs.dtype}")
+    for row in range(4):
+        alone, size = layer(inputs[row : row + 1])[0], _size(full(inputs[row : row + 1]))
+        apart = float((outputs[row] - alone).abs().max()) / size
+        rounding = 1e-4 if inputs.dtype == torch.float32 else 2e-2
+        require(
+            apart <= rounding,
+            f"{where}: a row differs by {apart:.2g} of its size from the same row computed alone; scales of "
+            "activations must be those of a row, not of the call",
+        )
+    _check_bias(where, full, layer, inputs)
+
+
+def _check_bias(where: str, full: nn.Module, layer: nn.Module, inputs: Tensor) -> None:
+    zero = torch.zeros_like(inputs[:1])
+    bias, kept = full(zero), layer(zero)
+    # Smoothing may move a bias, by the factors that the next layer divides by; it does not vanish.
+    require(
+        bool(((bias != 0) == (kept != 0)).all()),
+        f"{where}: for an input of zeros the full layer gives its bias, and this one does not",
+    )
+
+
+def _check_unchanged(subject: _Subject, before: Mapping[str, Tensor]) -> None:
+    state = subject.model.state_dict()
+    changed = sorted(state.keys() ^ before.keys())
+    require(not changed, f"{subject.who} changed the model that it was given: {', '.join(changed[:3])}")
+    for name, tensor in state.items():
+        require(
+            torch.equal(tensor.nan_to_num(), before[name].nan_to_num()),
+            f"{subject.who} changed {name} of the model that it was given",
+        )
+
+
+def _check_sharing(subject: _Subject, quantized: nn.Module) -> None:
+    embedding, kept = _embedding(subject.model), _embedding(quantized)
+    require(torch.equal(embedding, kept), f"{subject.who} changed the input embedding")
+    require(embedding.data_ptr() == kept.data_ptr(), f"{subject.who} copied the input embedding, expected to share it")
+
+
+def _embedding(model: Any) -> Tensor:
+    weight: Tensor = model.get_input_embeddings().weight
+    return weight
+
+
+def _check_logits(subject: _Subject, quantized: nn.Module) -> None:
+    full, other = _logits(subject.model), _logits(quantized)
+    require(
+        (full.shape, full.dtype) == (other.shape, other.dtype),
+        f"{subject.who}: logits are {list(other.shape)} {other.dtype}, expected {list(full.shape)} {full.dtype}",
+    )
+    error = _size(other - full) / _size(full)
+    require(error <= 2 * subject.max_error, f"{subject.who}: logits differ from the full model's by {error:.2g}")
+    again = _logits(subject.quantized())
+    require(torch.equal(other, again), f"{subject.who}: quantizing the same model again gives other logits")
+    if isinstance(quantized, PreTrainedModel):
+        quantized.tie_weights()
+        require(torch.equal(other, _logits(quantized)), f"{subject.who}: tie_weights() undoes a part of it")
+
+
+@torch.no_grad()
+def _logits(model: nn.Module) -> Tensor:
+    """``[T, V]`` on a fixed text."""
+    logits: Tensor = model(input_ids=torch.tensor([random_prompt(20, seed=4)])).logits[0]
+    return logits
+
+
+def _check_second_time(subject: _Subject, quantized: nn.Module) -> None:
+    expected = _logits(quantized)
+    try:
+        twice = subject.quantizer.quantize(quantized, subject.calibration)
+    except QuasarError:
+        return
+    require(
+        torch.equal(_logits(twice), expected),
+        f"{subject.who}: a model that is quantized already is quantized once more; refuse it, or leave it as it is",
+    )
+
+
+def _check_description(subject: _Subject) -> None:
+    try:
+        json.dumps(subject.quantizer.describe())
+    except (TypeError, ValueError) as error:
+        require(False, f"{subject.who}: describe() is not JSON-serialisable: {error}")
+
+
+@torch.no_grad()
+def _check_non_finite(subject: _Subject, before: Mapping[str, Tensor]) -> None:
+    """A NaN in any layer that it quantizes is refused by the layer's name, and the model is left as it was."""
+    names = [name for name, _, _ in replaced_layers(subject.model, subject.quantized())]
+    if not names:
+        return
+    name = names[len(names) // 2]
+    weight: Tensor = subject.model.get_submodule(name).weight  # type: ignore[assignment]
+    kept = weight[0, 0].clone()
+    weight[0, 0] = float("nan")
+    try:
+        subject.quantizer.quantize(subject.model, subject.calibration)
+        refused = None
+    except NumericalError as error:
+        refused = str(error)
+    finally:
+        weight[0, 0] = kept
+    require(refused is not None, f"{subject.who}: {name}.weight holds NaN and is quantized without a word")
+    require(name in str(refused), f"{subject.who}: the refusal of a NaN does not name {name}: {refused}")
+    _check_unchanged(subject, before)
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.double().pow(2).mean().sqrt()) or 1.0

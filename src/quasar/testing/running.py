@@ -1,0 +1,55 @@
+"""What the checks are built from: properties that run at once, and one kind of failure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
+
+
+class ConformanceError(AssertionError):
+    """A strategy does not keep what its protocol says; the message names the rule and what was seen."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise :class:`ConformanceError` unless ``condition`` holds."""
+    if not condition:
+        raise ConformanceError(message)
+
+
+def run_settings(examples: int) -> settings:
+    """The same examples in every run, and no limit of time: a busy machine is no fault of the code."""
+    return settings(
+        max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+def for_all(examples: int, *strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
+    """Decorator: run a property over ``examples`` draws now, and raise the smallest failure."""
+
+    def run(check: Callable[..., None]) -> None:
+        run_settings(examples)(given(*strategies)(check))()
+
+    return run
+
+
+@contextmanager
+def global_random_state_kept(who: str) -> Iterator[None]:
+    """Whatever happens inside must neither draw from nor seed the random state that all of a process shares."""
+    before = _random_state()
+    yield
+    require(
+        before == _random_state(),
+        f"{who} used the global random state of torch, numpy or random; noise comes from the Sampling it is given",
+    )
+
+
+def _random_state() -> tuple[Any, ...]:
+    numpy_state = tuple(np.asarray(part).tobytes() for part in np.random.get_state())
+    return random.getstate(), numpy_state, torch.get_rng_state().numpy().tobytes()

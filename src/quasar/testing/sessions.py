@@ -1,0 +1,209 @@
+"""A state machine over verify sessions: started, verified, committed, abandoned, restarted, interleaved in any order.
+
+After every step a session must say of every position what plain decoding of the same tokens says, and have cached all
+committed tokens but the last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
+from torch import Tensor
+
+from quasar.checks import checked_verification, start_verifying
+from quasar.protocols import Invariance, Verifier, VerifySession
+from quasar.testing.running import require
+from quasar.types import EMPTY_DRAFT, Draft, Verification
+
+_MAX_LENGTH = 48
+_MAX_SEQUENCES = 3
+
+_ROUNDING: dict[Invariance, float] = {"bitwise": 0.0, "argmax": 1e-3, "none": 0.3}
+"""How far a logit may be from that of plain decoding, in units of the row's standard deviation."""
+
+_PREFILL = 0.3
+"""The same where the tokens were a prompt: one wide forward, which quantized activations round a little otherwise."""
+
+
+class PlainDecoding:
+    """What a verifier says when it decodes one token a step; remembered, for it is asked for often."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self._rows: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
+
+    def row(self, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> Tensor:
+        """``[V]`` logits after ``token_ids``, committed one by one to a session of ``prompt``."""
+        if (prompt, token_ids) not in self._rows:
+            session = start_verifying(self._verifier, list(prompt), frozenset())
+            for n in range(len(token_ids) + 1):
+                self._rows[prompt, token_ids[:n]] = session.verify(EMPTY_DRAFT).logits[0].clone()
+                if n < len(token_ids):
+                    session.commit([token_ids[n]])
+        return self._rows[prompt, token_ids]
+
+
+def check_row(verifier: Verifier, row: Tensor, expected: Tensor, what: str, *, tolerance: float | None = None) -> None:
+    """Compare ``[V]`` logits as strictly as the verifier declares, or up to ``tolerance`` standard deviations.
+
+    Raises:
+        ConformanceError: They differ by more, or by rounding and choose another token where it is no near-tie.
+    """
+    if torch.equal(row, expected):
+        return
+    finite = torch.isfinite(expected)
+    scale = float(expected[finite].double().std(correction=0)) or 1.0
+    difference = float((row[finite].double() - expected[finite].double()).abs().max()) / scale
+    allowed = _ROUNDING[verifier.invariance] if tolerance is None else tolerance
+    require(
+        torch.equal(finite, torch.isfinite(row)) and difference <= allowed,
+        f"{type(verifier).__name__} declares invariance {verifier.invariance!r}, but {what} its logits differ by "
+        f"{difference:.2g} standard deviations",
+    )
+
+
+class Sequence:
+    """One sequence: its session, and what is committed."""
+
+    def __init__(self, verifier: Verifier, prompt: tuple[int, ...]) -> None:
+        given = list(prompt)
+        self.session: VerifySession = start_verifying(verifier, given, frozenset())
+        require(given == list(prompt), f"{type(verifier).__name__} changed the prompt that it was started with")
+        self.prompt, self.token_ids = prompt, tuple[int, ...]()
+        self.draft: Draft | None = None
+        self.shown: tuple[Verification, Tensor] | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.token_ids)
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Any number of sessions of :attr:`verifier`; :attr:`seen` counts what happened in all runs.
+
+    Made by :func:`session_machine`.
+    """
+
+    verifier: Verifier
+    seen: Counter[str]
+    sequences: Bundle[Sequence] = Bundle("sequences")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = PlainDecoding(self.verifier)
+        self.alive: list[Sequence] = []
+        self.last: Sequence | None = None
+
+    def _note(self, event: str, sequence: Sequence) -> None:
+        self.seen[event] += 1
+        self.seen["interleaved"] += self.last is not None and self.last is not sequence
+        self.last = sequence
+
+    def _token(self, token_id: int) -> int:
+        return token_id % self.verifier.vocab_size
+
+    def _tokens(self, token_ids: list[int]) -> tuple[int, ...]:
+        return tuple(map(self._token, token_ids))
+
+    @precondition(lambda self: len(self.alive) < _MAX_SEQUENCES)
+    @rule(target=sequences, prompt=st.lists(st.integers(0, 2**16), min_size=1, max_size=12))
+    def start(self, prompt: list[int]) -> Sequence:
+        self.alive.append(Sequence(self.verifier, self._tokens(prompt)))
+        return self.alive[-1]
+
+    @rule(sequence=sequences, n_right=st.integers(0, 5), junk=st.lists(st.integers(0, 2**16), max_size=4))
+    def verify(self, sequence: Sequence, n_right: int, junk: list[int]) -> None:
+        """Score a draft that begins as the target would; what was scored before and not committed is abandoned."""
+        if sequence.length >= _MAX_LENGTH:
+            return
+        limit = min(_MAX_LENGTH, self.verifier.max_length or _MAX_LENGTH)
+        right = list[int]()
+        for _ in range(n_right):
+            row = self.plain.row(sequence.prompt, (*sequence.token_ids, *right))
+            right.append(int(row.argmax()))
+        self._note("verified" if sequence.draft is None else "abandoned", sequence)
+        draft = Draft((*right, *self._tokens(junk)[: max(0, 6 - n_right)])[: max(0, limit - sequence.length - 1)])
+        verification = checked_verification(sequence.session.verify(draft), draft, self.verifier)
+        for i, row in enumerate(verification.logits):
+            expected = self.plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
+            check_row(self.verifier, row, expected, f"at position {i} of a block of {len(draft) + 1}")
+        sequence.draft, sequence.shown = draft, (verification, verification.logits.clone())
+
+    @rule(sequence=sequences, n_right=st.integers(0, 5), wrong=st.none() | st.integers(0, 2**16))
+    def step(self, sequence: Sequence, n_right: int, wrong: int | None) -> None:
+        """What a greedy loop does with a draft that is right, or right but for its last token."""
+        self.verify(sequence, n_right, [] if wrong is None else [wrong])
+        kept = () if sequence.draft is None else sequence.draft.token_ids[:n_right]
+        own = self.plain.row(sequence.prompt, (*sequence.token_ids, *kept))
+        self.commit(sequence, n_right, int(own.argmax()))
+
+    @precondition(lambda self: any(sequence.draft is not None for sequence in self.alive))
+    @rule(sequence=sequences, n_kept=st.integers(0, 9), next_token=st.integers(0, 2**16))
+    def commit(self, sequence: Sequence, n_kept: int, next_token: int) -> None:
+        """Keep a part of the draft that was scored last, and roll back the rest."""
+        if sequence.draft is None or sequence.length >= _MAX_LENGTH:
+            return
+        kept = sequence.draft.token_ids[: min(n_kept, len(sequence.draft))]
+        committed = (*kept, self._token(next_token))
+        self._note("committed", sequence)
+        self.seen["rolled back"] += len(kept) < len(sequence.draft)
+        self.seen["kept several"] += len(kept) > 1
+        sequence.session.commit(committed)
+        sequence.token_ids += committed
+        sequence.draft = None
+
+    @rule(sequence=sequences, n_kept=st.integers(0, 30), tail=st.lists(st.integers(0, 2**16), max_size=6))
+    def restart(self, sequence: Sequence, n_kept: int, tail: list[int]) -> None:
+        """Where a session can, make it that of other tokens, which begin as its own do."""
+        restart: Any = getattr(sequence.session, "restart", None)
+        own = (*sequence.prompt, *sequence.token_ids)
+        new = (*own[:n_kept], *self._tokens(tail))[: _MAX_LENGTH - 8] or own[:1]
+        if restart is None:
+            return
+        self._note("restarted", sequence)
+        restart(list(new))
+        row = sequence.session.verify(EMPTY_DRAFT).logits[0]
+        expected = self.plain.row(new, ())
+        check_row(self.verifier, row, expected, f"after restart({list(new)})", tolerance=_PREFILL)
+        self.alive.remove(sequence)
+        # From here on it is a session with a past: other bits than plain decoding of its tokens as a prompt.
+        sequence.__dict__.update(vars(Sequence(self.verifier, new)))
+        self.alive.append(sequence)
+
+    @rule(sequence=sequences)
+    def look_from_scratch(self, sequence: Sequence) -> None:
+        """A new session, given everything as a prompt, says the same of the next token."""
+        fresh = start_verifying(self.verifier, [*sequence.prompt, *sequence.token_ids], frozenset())
+        row, expected = fresh.verify(EMPTY_DRAFT).logits[0], self.plain.row(sequence.prompt, sequence.token_ids)
+        check_row(self.verifier, row, expected, "given the same tokens as a prompt", tolerance=_PREFILL)
+
+    @invariant()
+    def cached_all_but_the_last(self) -> None:
+        for sequence in self.alive:
+            cached = getattr(sequence.session, "cached_length", None)
+            if cached is not None and sequence.draft is None:
+                require(
+                    cached == sequence.length - 1,
+                    f"{type(sequence.session).__name__} has cached {cached} positions of {sequence.length} committed "
+                    "tokens, expected all but the last",
+                )
+
+    @invariant()
+    def logits_are_the_callers_to_keep(self) -> None:
+        for sequence in self.alive:
+            if sequence.shown is not None:
+                verification, kept = sequence.shown
+                require(
+                    torch.equal(verification.logits, kept),
+                    f"{type(self.verifier).__name__}: logits that were returned earlier have changed since",
+                )
+
+
+def session_machine(verifier: Verifier) -> type[SessionMachine]:
+    """The state machine for one verifier; run it with ``hypothesis.stateful.run_state_machine_as_test``."""
+    attributes = {"verifier": verifier, "seen": Counter()}
+    return type("SessionMachine", (SessionMachine,), attributes)

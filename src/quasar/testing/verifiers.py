@@ -1,0 +1,85 @@
+"""Does a verifier keep the protocol, and what it declares? One call: :func:`check_verifier`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+from quasar.checks import checked_verification, start_verifying
+from quasar.errors import UnsupportedModelError
+from quasar.protocols import Need, Verifier
+from quasar.registry import default_registry
+from quasar.testing.models import tiny
+from quasar.testing.running import for_all, global_random_state_kept, require, run_settings
+from quasar.testing.sessions import session_machine
+from quasar.testing.strategies import token_ids
+from quasar.types import Draft
+
+_STEPS = 16
+
+
+def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int = 25) -> None:
+    """Check that a verifier keeps its protocol, by a state machine over its sessions and by looking ahead.
+
+    Rows of a block are those of plain decoding, as exactly as ``invariance`` declares; a later token of a draft moves
+    no bit of an earlier row; what is not committed is rolled back; sessions do not disturb each other; a session with
+    a past says what a new one says; logits are the caller's to keep; no global random state is used.
+
+    Args:
+        verifier: A Verifier, or a spec string, which is built over ``model``.
+        model: A causal LM; ``None``: a tiny random Llama.
+        examples: Runs of the state machine.
+
+    Raises:
+        ConformanceError: A rule is broken; the message says which, and how.
+        PluginError: Its signatures, or what it returns, do not fit.
+    """
+    arguments = (tiny("llama") if model is None else model,) if isinstance(verifier, str) else ()
+    built: Verifier = default_registry().build("verifier", verifier, *arguments)
+    who, vocab_size = type(built).__name__, built.vocab_size
+    require(isinstance(vocab_size, int) and vocab_size > 0, f"{who}: vocab_size={vocab_size!r}")
+    require(
+        built.max_length is None or (isinstance(built.max_length, int) and built.max_length > 0),
+        f"{who}: max_length={built.max_length!r}, expected a positive integer or None",
+    )
+    check_needs(built)
+    run_state_machine_as_test(
+        session_machine(built), settings=settings(run_settings(examples), stateful_step_count=_STEPS)
+    )
+
+    @for_all(examples, token_ids(vocab_size), token_ids(vocab_size, max_size=6), st.integers(1, vocab_size - 1))
+    def later_tokens_move_no_earlier_row(prompt: tuple[int, ...], draft: tuple[int, ...], shift: int) -> None:
+        other = (*draft[:-1], (draft[-1] + shift) % vocab_size)
+        with global_random_state_kept(who):
+            rows = [first_rows(built, prompt, tokens) for tokens in (draft, other)]
+        require(
+            torch.equal(rows[0], rows[1]),
+            f"{who}: the last token of a draft changes logits of positions before it "
+            f"(by {float((rows[0] - rows[1]).abs().max()):.2g}); a row may depend on what precedes it only",
+        )
+
+
+def first_rows(verifier: Verifier, prompt: tuple[int, ...], draft: tuple[int, ...]) -> torch.Tensor:
+    """``[k, V]``: all rows of a draft of k tokens but the one that its last token decides."""
+    session = start_verifying(verifier, list(prompt), frozenset())
+    return checked_verification(session.verify(Draft(draft)), Draft(draft), verifier).logits[:-1].clone()
+
+
+def check_needs(verifier: Verifier) -> None:
+    """Hidden states come as one row a position where they were asked for, or are refused at the start."""
+    needs: frozenset[Need] = frozenset({"hidden_states"})
+    try:
+        session = verifier.start([0, 1 % verifier.vocab_size], needs)
+    except UnsupportedModelError:
+        return
+    hidden = session.verify(Draft([0, 0])).hidden_states
+    shape = None if hidden is None else list(hidden.shape)
+    require(
+        hidden is not None and hidden.dim() == 2 and len(hidden) == 3,
+        f"{type(verifier).__name__} was started for a drafter that needs hidden states and returned {shape}; expected "
+        "[k+1, D], or UnsupportedModelError from start",
+    )

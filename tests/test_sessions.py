@@ -1,0 +1,41 @@
+"""A state machine over verify sessions: started, verified, committed, abandoned, restarted, in any order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.testing import TableLM, session_machine
+from quasar.testing.models import random_prompt, tiny
+from quasar.testing.running import run_settings
+from quasar.verifiers.causal_lm import CausalLMVerifier
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TARGETS = {
+    "table": lambda: TableLM(30, levels=60),
+    "llama": lambda: CausalLMVerifier(tiny("llama")),
+    "llama, strict": lambda: CausalLMVerifier(tiny("llama"), strict=True),
+    "llama, w8a8": lambda: CausalLMVerifier(quantized("llama")),
+    "sliding windows": lambda: CausalLMVerifier(tiny("mistral_window")),
+    "sliding windows, w8a8": lambda: CausalLMVerifier(quantized("gemma3")),
+    "bfloat16": lambda: CausalLMVerifier(tiny("qwen2", dtype=torch.bfloat16)),
+    "learnt positions": lambda: CausalLMVerifier(tiny("gpt2")),
+}
+
+
+def quantized(family):
+    return W8A8Quantizer().quantize(tiny(family), [torch.tensor([random_prompt(40, seed=9)])])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_session_says_what_plain_decoding_says_after_any_history(target):
+    """Every row, the cached length and what was returned before, after every step; all kinds of steps occur."""
+    machine = session_machine(TARGETS[target]())
+    run_state_machine_as_test(machine, settings=settings(run_settings(25), stateful_step_count=20))
+    events = ["verified", "committed", "kept several", "rolled back", "abandoned", "interleaved"]
+    events += ["restarted"] if target != "table" else []
+    assert min(machine.seen[event] for event in events) >= 4, machine.seen

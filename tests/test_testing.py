@@ -1,0 +1,593 @@
+"""The conformance checks: what comes with Quasar passes them, and each finds the bugs that were planted for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from quasar import plugins
+from quasar.drafters.ngram import NgramDrafter, NgramSession
+from quasar.drafters.none import EmptyDrafter
+from quasar.errors import PluginError, UnsupportedModelError
+from quasar.policies import rejection
+from quasar.policies.coupled import CoupledPolicy
+from quasar.policies.greedy import GreedyPolicy
+from quasar.policies.rejection import RejectionPolicy
+from quasar.policies.typical import TypicalPolicy
+from quasar.quantizers.layers import check_finite, linear_layers, replace_module, structure_copy
+from quasar.registry import Registry
+from quasar.testing import (
+    ConformanceError,
+    TableLM,
+    check_drafter,
+    check_policy,
+    check_quantizer,
+    check_verifier,
+    tiny,
+)
+from quasar.testing.chi_square import check_frequencies, critical_value
+from quasar.testing.fakes import TableSession
+from quasar.types import Draft, Verdict, Verification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# --- drafters -------------------------------------------------------------------------------------------------------
+
+
+class KeepsSequencesOnTheStrategy(EmptyDrafter):
+    """One session for all."""
+
+    def start(self, prompt_ids, sampling):
+        self.token_ids = list(prompt_ids)
+        return self
+
+    def propose(self, max_tokens):
+        return Draft(self.token_ids[-max_tokens:] if max_tokens else ())
+
+    def commit(self, token_ids, verification):
+        self.token_ids += token_ids
+
+
+class Own(EmptyDrafter):
+    """A drafter whose sessions keep their tokens; the bugs below change one method of it."""
+
+    def start(self, prompt_ids, sampling):
+        session = type(self)()
+        session.token_ids, session.sampling = list(prompt_ids), sampling
+        return session
+
+    def propose(self, max_tokens):
+        return Draft(self.token_ids[-3:][:max_tokens])
+
+    def commit(self, token_ids, verification):
+        self.token_ids += token_ids
+
+    def restart(self, token_ids):
+        self.token_ids = list(token_ids)
+
+
+class ChangesThePrompt(Own):
+    def start(self, prompt_ids, sampling):
+        prompt_ids.append(0)
+        return super().start(prompt_ids, sampling)
+
+
+class DrawsFromGlobalNoise(Own):
+    def propose(self, max_tokens):
+        return Draft(torch.randint(9, (max_tokens,)))
+
+
+class GuessesGreedilyAndClaimsToDraw(Own):
+    """The drafted token is the most probable one, its probability that of a draw."""
+
+    def propose(self, max_tokens):
+        probs = torch.full((max_tokens, 40), 0.01, dtype=torch.float64)
+        probs[:, 3] = 0.61
+        return Draft([3] * max_tokens, probs)
+
+
+class GivesLogitsAsProbabilities(Own):
+    def propose(self, max_tokens):
+        return Draft([1] * max_tokens, torch.full((max_tokens, 40), 0.5))
+
+
+class DraftsWhatItGivesNoProbability(Own):
+    def propose(self, max_tokens):
+        return Draft([1] * max_tokens, torch.eye(40)[[2] * max_tokens])
+
+
+class RemembersAcrossRestart(NgramDrafter):
+    def start(self, prompt_ids, sampling):
+        session = Forgetful(self)
+        session.extend(prompt_ids)
+        return session
+
+
+class Forgetful(NgramSession):
+    def restart(self, token_ids):
+        self.extend(token_ids)
+
+
+class WritesIntoTheLogits(Own):
+    def commit(self, token_ids, verification):
+        verification.logits.zero_()
+        super().commit(token_ids, verification)
+
+
+# --- verifiers ------------------------------------------------------------------------------------------------------
+
+
+class FaultyTable(TableLM):
+    """A table whose sessions are of the class :attr:`session`."""
+
+    session: type[TableSession]
+
+    def start(self, prompt_ids, needs=frozenset()):
+        return self.session(self, prompt_ids, "hidden_states" in needs)
+
+
+def faulty(session_class, **attributes):
+    """A target whose sessions have one method wrong."""
+    kind = type(session_class.__name__ + "Table", (FaultyTable,), {"session": session_class, **attributes})
+    return kind(20, levels=50)
+
+
+class LooksAhead(TableSession):
+    """As a causal mask that is aligned at the top left does."""
+
+    def verify(self, draft):
+        verification = super().verify(draft)
+        verification.logits[:-1] += 0.01 * sum(draft.token_ids)
+        return verification
+
+
+class KeepsOneTooMany(TableSession):
+    def commit(self, token_ids):
+        keep = self.committed_length + len(token_ids)
+        del self.cached[keep:]
+        self.committed_length += len(token_ids)
+        self.kept, self.last = len(self.cached), token_ids[-1]
+
+
+class LosesTheLastAccepted(TableSession):
+    """The cache lacks the last draft token when all were accepted."""
+
+    def commit(self, token_ids):
+        whole = len(self.cached) == self.committed_length - 1 + len(token_ids) and len(token_ids) > 1
+        super().commit(token_ids)
+        if whole:
+            self.cached[-1] = 0
+
+
+class ScalesByTheCall(TableSession):
+    """As one scale of the activations for all rows of a call does."""
+
+    def verify(self, draft):
+        verification = super().verify(draft)
+        return Verification(verification.logits * (1 + 0.01 * len(draft)), verification.hidden_states)
+
+
+class ReusesItsBuffer(TableSession):
+    def verify(self, draft):
+        verification = super().verify(draft)
+        buffer = self._lm.__dict__.setdefault("buffer", torch.zeros(16, 20, dtype=torch.float64))
+        buffer[: len(draft) + 1] = verification.logits
+        return Verification(buffer[: len(draft) + 1], verification.hidden_states)
+
+
+class KeepsWhatWasAbandoned(TableSession):
+    """A draft that was scored and never judged stays cached."""
+
+    def verify(self, draft):
+        self.kept = len(self.cached)
+        return super().verify(draft)
+
+
+class SharesItsSequence(FaultyTable):
+    """All sessions are one."""
+
+    def start(self, prompt_ids, needs=frozenset()):
+        if not hasattr(self, "only"):
+            self.only = TableSession(self, prompt_ids)
+        self.only.__init__(self, prompt_ids, "hidden_states" in needs)
+        return self.only
+
+
+class IgnoresHiddenStates(FaultyTable):
+    def start(self, prompt_ids, needs=frozenset()):
+        return TableSession(self, prompt_ids)
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+class AcceptsOneTooMany(CoupledPolicy):
+    def decide(self, draft, verification, sampling):
+        verdict = super().decide(draft, verification, sampling)
+        n = min(verdict.n_accepted + 1, len(draft))
+        return Verdict(n, sampling.choose(verification.logits[n], n))
+
+
+class BonusFromTheRowBefore(CoupledPolicy):
+    def decide(self, draft, verification, sampling):
+        n = super().decide(draft, verification, sampling).n_accepted
+        return Verdict(n, sampling.choose(verification.logits[max(0, n - 1)], n))
+
+
+class NoiseOfTheFirstPosition(CoupledPolicy):
+    """Every row with the same noise."""
+
+    def decide(self, draft, verification, sampling):
+        for row, logits in enumerate(verification.logits):
+            token_id = sampling.choose(logits, 0)
+            if row == len(draft) or draft.token_ids[row] != token_id:
+                return Verdict(row, token_id)
+        raise AssertionError
+
+
+class TiesToTheHighestId(GreedyPolicy):
+    def decide(self, draft, verification, sampling):
+        return super().decide(
+            draft, Verification(verification.logits + 1e-6 * torch.arange(verification.logits.shape[-1])), sampling
+        )
+
+
+class ResidualFromTheTarget(RejectionPolicy):
+    """A rejected token is replaced by one of the target's, not of what the draft left of it."""
+
+    def decide(self, draft, verification, sampling):
+        verdict = super().decide(draft, verification, sampling)
+        n = verdict.n_accepted
+        return Verdict(n, sampling.draw(sampling.probabilities(verification.logits[n]), n, anew=True))
+
+
+class JudgesAtAnotherTemperature(RejectionPolicy):
+    """The target's probabilities are not those of plain sampling."""
+
+    def decide(self, draft, verification, sampling):
+        sharper = Verification(verification.logits * 3)
+        return super().decide(draft, sharper, sampling)
+
+
+class ReusesTheDraftersNoise(RejectionPolicy):
+    """Accepts or rejects by a number that is the same at every position."""
+
+    def decide(self, draft, verification, sampling):
+        for row, token_id in enumerate(draft.token_ids):
+            target_probs = sampling.probabilities(verification.logits[row])
+            draft_probs = rejection.draft_distribution(draft, row, target_probs)
+            chance = rejection.acceptance_probability(target_probs, draft_probs, token_id)
+            if sampling.at(0).uniform(0) >= chance:
+                return Verdict(row, sampling.draw(rejection.residual(target_probs, draft_probs), row, anew=True))
+        k = len(draft)
+        return Verdict(k, sampling.draw(sampling.probabilities(verification.logits[k]), k, anew=True))
+
+
+class LossyInSecret(RejectionPolicy):
+    def decide(self, draft, verification, sampling):
+        return (super() if sampling.is_greedy else TypicalPolicy()).decide(draft, verification, sampling)
+
+
+class MasksInPlace(CoupledPolicy):
+    def decide(self, draft, verification, sampling):
+        verdict = super().decide(draft, verification, sampling)
+        verification.logits[0, 0] = -1.0
+        return verdict
+
+
+class DrawsFromTheGlobalGenerator(CoupledPolicy):
+    def decide(self, draft, verification, sampling):
+        torch.rand(1)
+        return super().decide(draft, verification, sampling)
+
+
+class BeyondTheDraft(CoupledPolicy):
+    def decide(self, draft, verification, sampling):
+        return Verdict(len(draft) + 1, 0)
+
+
+# --- quantizers -----------------------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """Rounds weights to 8 bits; the bugs below change one thing."""
+
+    def describe(self):
+        return {"quantizer": "faulty"}
+
+    def layer(self, layer):
+        return Rounded(layer.weight, layer.bias)
+
+    def chosen(self, model):
+        return [layer for layer in linear_layers(model) if "head" not in layer.name]
+
+    def quantize(self, model, calibration=None):
+        if any(isinstance(module, Rounded) for module in model.modules()):
+            raise UnsupportedModelError("quantized already")
+        for layer in self.chosen(model):
+            check_finite(layer)
+        quantized = structure_copy(model)
+        for layer in self.chosen(model):
+            replace_module(quantized, layer.name, self.layer(layer))
+        return quantized
+
+
+class Rounded(nn.Module):
+    def __init__(self, weight, bias) -> None:
+        super().__init__()
+        scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-9) / 127
+        self.register_buffer("rounded", (weight / scale).round() * scale)
+        self.bias = bias
+
+    def forward(self, inputs):
+        return nn.functional.linear(inputs, self.rounded, self.bias)
+
+
+class OneScaleForTheCall(Rounded):
+    def forward(self, inputs):
+        scale = inputs.abs().max() / 127
+        return super().forward((inputs / scale).round() * scale)
+
+
+class ScalesPerCall(Faulty):
+    def layer(self, layer):
+        return OneScaleForTheCall(layer.weight, layer.bias)
+
+
+class DropsBiases(Faulty):
+    def layer(self, layer):
+        return Rounded(layer.weight, None)
+
+
+class RoundsTheUsersModel(Faulty):
+    def quantize(self, model, calibration=None):
+        for layer in self.chosen(model):
+            layer.weight.data.mul_(64).round_().div_(64)
+        return super().quantize(model)
+
+
+class TransposesConv1D(Faulty):
+    """Takes the stored matrix as it is, though GPT-2 stores it transposed."""
+
+    def layer(self, layer):
+        stored = layer.module.weight
+        same = stored.shape[0] == stored.shape[1]
+        return Rounded(stored if same else layer.weight, layer.bias)
+
+
+class RoundsTooMuch(Faulty):
+    def layer(self, layer):
+        return Rounded(layer.weight * 0.3, layer.bias)
+
+
+class AcceptsNaN(Faulty):
+    def quantize(self, model, calibration=None):
+        if any(isinstance(module, Rounded) for module in model.modules()):
+            return model
+        quantized = structure_copy(model)
+        for layer in self.chosen(model):
+            replace_module(quantized, layer.name, self.layer(layer))
+        return quantized
+
+
+class Shrunk(nn.Linear):
+    """A linear layer with smaller weights."""
+
+
+class QuantizesTwice(Faulty):
+    """Its own layers are linear layers like any other."""
+
+    def layer(self, layer):
+        made = Shrunk(layer.weight.shape[1], layer.weight.shape[0], device="meta", bias=layer.bias is not None)
+        made.weight = nn.Parameter((layer.weight * 0.98).detach())
+        made.bias = layer.bias
+        return made
+
+
+class RoundsTheEmbedding(Faulty):
+    def quantize(self, model, calibration=None):
+        quantized = super().quantize(model)
+        embedding = quantized.get_input_embeddings()
+        embedding.weight = nn.Parameter((embedding.weight * 64).round() / 64)
+        return quantized
+
+
+class ForgetsItsDtype(Faulty):
+    def layer(self, layer):
+        made = super().layer(layer)
+        made.forward = lambda inputs: nn.functional.linear(
+            inputs.float(), made.rounded.float(), None if made.bias is None else made.bias.float()
+        )
+        return made
+
+
+class DescribesWithTensors(Faulty):
+    def describe(self):
+        return {"scale": torch.ones(2)}
+
+
+class DrawsAtRandom(Faulty):
+    """Stochastic rounding with the process's own noise."""
+
+    def layer(self, layer):
+        return Rounded(layer.weight + 1e-3 * torch.rand(()), layer.bias)
+
+
+DRAFTERS = {
+    KeepsSequencesOnTheStrategy: "when another one is used in between",
+    ChangesThePrompt: "changed the prompt",
+    DrawsFromGlobalNoise: "global random state",
+    GuessesGreedilyAndClaimsToDraw: "not drawn from its probs",
+    GivesLogitsAsProbabilities: "sum to",
+    DraftsWhatItGivesNoProbability: "its own tokens .* have probabilities",
+    RemembersAcrossRestart: r"restart\(",
+    WritesIntoTheLogits: "changed the logits",
+}
+VERIFIERS = {
+    "a later token changes earlier rows": (faulty(LooksAhead), "declares invariance 'bitwise', but at position"),
+    "an off-by-one rollback": (faulty(KeepsOneTooMany), "has cached . positions of"),
+    "a fully accepted draft is not cached whole": (faulty(LosesTheLastAccepted), "its logits differ"),
+    "one scale for all rows of a call": (faulty(ScalesByTheCall, invariance="argmax"), "declares invariance 'argmax'"),
+    "a buffer that the next call overwrites": (faulty(ReusesItsBuffer), "have changed since"),
+    "an abandoned draft stays cached": (faulty(KeepsWhatWasAbandoned), "its logits differ"),
+    "one sequence for all sessions": (SharesItsSequence(20), "has cached|its logits differ"),
+    "no hidden states": (IgnoresHiddenStates(20), r"returned None; expected \[k\+1, D\]"),
+}
+POLICIES = {
+    AcceptsOneTooMany: "emits",
+    BonusFromTheRowBefore: "emits",
+    NoiseOfTheFirstPosition: "own choice with the same noise",
+    TiesToTheHighestId: "the target's argmax",
+    ResidualFromTheTarget: "outputs with .* drafts are not the target's",
+    JudgesAtAnotherTemperature: "outputs with .* drafts are not the target's",
+    ReusesTheDraftersNoise: "outputs with .* drafts are not the target's",
+    LossyInSecret: "outputs with .* drafts are not the target's",
+    MasksInPlace: "changed the logits",
+    DrawsFromTheGlobalGenerator: "global random state",
+    BeyondTheDraft: "returned Verdict",
+}
+QUANTIZERS = {
+    ScalesPerCall: "scales of activations must be those of a row",
+    DropsBiases: "for an input of zeros",
+    RoundsTheUsersModel: "changed .* of the model that it was given",
+    TransposesConv1D: "logits differ",
+    RoundsTooMuch: "logits differ|layer .* differs",
+    AcceptsNaN: "holds NaN and is quantized",
+    QuantizesTwice: "quantized already is quantized once more",
+    RoundsTheEmbedding: "changed the input embedding",
+    ForgetsItsDtype: "gives torch.float32 for torch.bfloat16",
+    DescribesWithTensors: "not JSON-serialisable",
+    DrawsAtRandom: "global random state",
+}
+
+
+@pytest.mark.parametrize("bug", DRAFTERS, ids=lambda bug: bug.__name__)
+def test_check_drafter_finds(bug):
+    """Each planted bug of a drafter, by the rule that it breaks."""
+    with pytest.raises(ConformanceError, match=DRAFTERS[bug]):
+        check_drafter(bug())
+
+
+@pytest.mark.parametrize("bug", VERIFIERS)
+def test_check_verifier_finds(bug):
+    """Each planted bug of a verifier, by the rule that it breaks."""
+    verifier, message = VERIFIERS[bug]
+    with pytest.raises(ConformanceError, match=message):
+        check_verifier(verifier)
+
+
+@pytest.mark.parametrize("bug", POLICIES, ids=lambda bug: bug.__name__)
+def test_check_policy_finds(bug):
+    """Each planted bug of a policy, by the rule that it breaks."""
+    with pytest.raises(ConformanceError, match=POLICIES[bug]):
+        check_policy(bug())
+
+
+@pytest.mark.parametrize("bug", QUANTIZERS, ids=lambda bug: bug.__name__)
+def test_check_quantizer_finds(bug):
+    """Each planted bug of a quantizer, by the rule that it breaks."""
+    with pytest.raises(ConformanceError, match=QUANTIZERS[bug]):
+        check_quantizer(bug())
+
+
+def test_without_its_bug_each_example_passes():
+    """What the faulty ones are made of keeps the rules, so it is the bug that is found."""
+    check_drafter(Own())
+    check_verifier(faulty(TableSession))
+    check_quantizer(Faulty())
+
+
+@pytest.mark.parametrize("drafter", [lambda token_ids, k: token_ids[-k:], "ngram:k=2,max_n=2", NgramDrafter(k=7)])
+def test_a_drafter_is_given_as_function_spec_or_object(drafter):
+    """As to a Pipeline."""
+    check_drafter(drafter)
+
+
+def test_a_signature_that_does_not_fit_is_named_before_anything_is_tried():
+    """As at load."""
+
+    class NoLimit(EmptyDrafter):
+        def start(self, prompt_ids):
+            return self
+
+    with pytest.raises(PluginError, match=r"NoLimit.start.* cannot be called as Drafter.start"):
+        check_drafter(NoLimit())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", ["gemma3", "gpt2", "falcon_alibi"])
+def test_verifiers_over_other_models_pass_too(family, dtype):
+    """Sliding windows, learnt positions, attention that cannot be replaced."""
+    check_verifier("causal_lm", tiny(family, dtype=dtype), examples=8)
+
+
+def test_frequencies_are_judged_rarely_wrong_and_never_generously():
+    """The critical values are those of tables; what cannot occur is named; a loaded die is found, a fair one is not."""
+    assert 25 < critical_value(1) < 32
+    assert 50 < critical_value(10) < 60
+    fair = dict.fromkeys(range(6), 1 / 6)
+    check_frequencies({0: 95, 1: 105, 2: 100, 3: 110, 4: 92, 5: 98}, fair, "die")
+    with pytest.raises(ConformanceError, match=r"die: frequencies .* \(chi-square"):
+        check_frequencies({0: 200, 1: 80, 2: 80, 3: 80, 4: 80, 5: 80}, fair, "die")
+    with pytest.raises(ConformanceError, match="7 occurred 1 times of 2 and has probability 0"):
+        check_frequencies({0: 1, 7: 1}, fair, "die")
+    check_frequencies({0: 3}, {0: 1.0}, "certain")
+
+
+def run_pytest(*arguments, cwd):
+    """pytest in a process of its own, with the plug-in and no other test."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
+
+
+def test_hook_pytest_checks_all_that_a_distribution_registers(tmp_path):
+    """Every built-in strategy that has a check passes it, by one option and no test of one's own."""
+    entries = Registry(plugins.load_plugins()[:1]).entries()
+    run = run_pytest("--quasar-check", "quasar-decode", "-v", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    for entry in entries:
+        assert (f"test_conforms[{entry.kind}={entry.name}]" in run.stdout) == (entry.kind != "kernel")
+
+
+def test_hook_pytest_checks_one_spec_and_fails_where_it_is_broken(tmp_path):
+    """KIND=SPEC; a strategy that breaks a rule is a failed test that says which."""
+    (tmp_path / "acme.py").write_text(
+        "from quasar import hookimpl\n"
+        "from quasar.policies.coupled import CoupledPolicy\n"
+        "from quasar.types import Verdict\n\n\n"
+        "class Wild(CoupledPolicy):\n"
+        "    def decide(self, draft, verification, sampling):\n"
+        "        return Verdict(0, 0)\n\n\n"
+        "@hookimpl\n"
+        "def quasar_policies():\n"
+        "    return {'wild': Wild}\n"
+    )
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[quasar]\nacme = acme\n")
+    conftest = "import os\nos.environ['QUASAR_PLUGINS'] = 'acme'\n"
+    (tmp_path / "conftest.py").write_text(conftest)
+    run = run_pytest("--quasar-check", "acme", "--quasar-check", "drafter=ngram:k=1", cwd=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "Wild emits" in run.stdout
+    assert "1 failed, 1 passed" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("quasar-nowhere", "no distribution of that name registers a strategy"),
+        ("kernel=torch", "there is no check of a kernel"),
+    ],
+)
+def test_hook_pytest_refuses_what_it_cannot_check(tmp_path, what, message):
+    """Usage errors, with what would do."""
+    run = run_pytest("--quasar-check", what, cwd=tmp_path)
+    assert run.returncode not in (0, 1)
+    assert message in run.stdout + run.stderr

@@ -1,0 +1,103 @@
+"""Is speculative output token-identical to plain decoding on a real model? ``python benchmarks/identity.py --help``.
+
+For every prompt and every k, greedy and sampled, the tokens are compared with those of the target decoded alone, one
+token a step. Each difference is reported with its position and with the gap, in nats, between the two best choices
+there. No time is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import quasar
+from quasar import GenerationResult, Pipeline
+from quasar.models import load_model
+from quasar.prompts import encode_prompt
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    arguments = _parse()
+    torch.set_num_threads(arguments.threads)
+    loaded = load_model(arguments.model)
+    prompts = [encode_prompt(loaded.tokenizer, text) for text in _texts(arguments)]
+    prompts = [prompt for prompt in prompts if len(prompt) <= arguments.max_prompt][: arguments.prompts]
+    choices = {"quantizer": arguments.quantizer, "exact_to": arguments.exact_to, "strict": arguments.strict}
+    pipe = Pipeline.from_model(loaded.model, loaded.tokenizer, drafter="none", **choices)
+    cascade = Pipeline.from_model(loaded.model, loaded.tokenizer, **choices) if arguments.exact_to == "full" else None
+    pipes = {"cascade": cascade} if cascade else {f"k={k}": _drafting(pipe, k) for k in arguments.k}
+    for temperature in arguments.temperature:
+        report = compare(pipe, pipes, prompts, arguments.tokens, temperature)
+        print(json.dumps({"quasar": quasar.__version__, **vars(arguments), "temperature": temperature, **report}))
+
+
+def _drafting(pipe: Pipeline, k: int) -> Pipeline:
+    return Pipeline(pipe.verifier, drafter=f"ngram:k={k}", exact_to=pipe.exact_to)
+
+
+def compare(
+    plain: Pipeline, pipes: dict[str, Pipeline], prompts: list[list[int]], tokens: int, temperature: float
+) -> dict[str, Any]:
+    """For each pipeline how many prompts have identical tokens, and every first difference."""
+    found: dict[str, dict[str, Any]] = {
+        name: {"identical": 0, "prompts": 0, "steps": 0, "tokens": 0, "accepted": 0, "drafted": 0, "differences": []}
+        for name in pipes
+    }
+    settings = {"max_new_tokens": tokens, "temperature": temperature, "eos_token_id": None}
+    for i, prompt in enumerate(prompts):
+        reference = plain.reference(prompt, logprobs=2, seed=i, **settings)
+        for name, pipe in pipes.items():
+            result = pipe.generate_ids(prompt, seed=i, **settings)
+            row = found[name]
+            row["prompts"] += 1
+            row["steps"] += result.stats["steps"]
+            row["tokens"] += tokens
+            row["drafted"] += result.stats["drafted_tokens"]
+            row["accepted"] += result.stats["accepted_tokens"]
+            if result.token_ids == reference.token_ids:
+                row["identical"] += 1
+            else:
+                row["differences"].append(_first_difference(i, result, reference))
+    return found
+
+
+def _first_difference(prompt: int, result: GenerationResult, reference: GenerationResult) -> dict[str, Any]:
+    pairs = zip(result.token_ids, reference.token_ids, strict=True)
+    position = next(i for i, (token, other) in enumerate(pairs) if token != other)
+    best = sorted(reference.logprobs[position].top.values(), reverse=True)
+    return {"prompt": prompt, "position": position, "gap": best[0] - best[1]}
+
+
+def _texts(arguments: argparse.Namespace) -> list[str]:
+    if arguments.data is None:
+        return (HERE / "prompts.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    files = [file.read_text(encoding="utf-8").splitlines() for file in sorted(Path(arguments.data).glob("*.jsonl"))]
+    longest = max(map(len, files))
+    lines = [lines[i] for i in range(longest) for lines in files if i < len(lines)]  # the tasks take turns
+    return [json.loads(line)["turns"][0] for line in lines]
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--quantizer", default="w8a8")
+    parser.add_argument("--exact-to", default="quantized", choices=["quantized", "full"])
+    parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 5, 12], help="of the n-gram drafter")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens a prompt, EOS ignored")
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--max-prompt", type=int, default=256, help="leave out prompts of more tokens")
+    parser.add_argument("--data", help="folder of Spec-Bench .jsonl files; without it, prompts.txt")
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

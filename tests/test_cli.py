@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 import torch
 
 import quasar
+from fakes import TableLM
 from quasar import cli
 from quasar.pipeline import Pipeline
 from quasar.types import Verdict
-from toys import CHAT_TEMPLATE, table_lm, tiny_llama, toy_pipeline, word_tokenizer
+from toys import CHAT_TEMPLATE, character_tokenizer, table_lm, tiny_llama, toy_pipeline, word_tokenizer
 
 PROMPT = "the cat sat"
 TEXT = toy_pipeline().generate(PROMPT, max_new_tokens=12).text
@@ -148,6 +150,18 @@ MISTAKES = {
         "logprobs=-1: give an integer of at least 0, or None",
     ),
     "logprobs as text": (["generate", "x", "--logprobs", "2"], "--logprobs is reported in JSON only; add --json"),
+    "schema and regex": (
+        ["generate", "x", "--json-schema", "s.json", "--regex", "a"],
+        "--json-schema and --regex exclude each other; give one of them",
+    ),
+    "schema file": (
+        ["generate", "x", "--json-schema", "nowhere.json"],
+        "--json-schema nowhere.json: [Errno 2] No such",
+    ),
+    "schema, no JSON": (
+        ["generate", "x", "--json-schema", __file__],
+        "py: the JSON schema is not JSON: Extra data",
+    ),
     "exact to whom": (["generate", "x", "--exact-to", "me"], "'me' is not one of 'quantized', 'full'"),
     "drafter": (["generate", "x", "--drafter", "ngrm"], "no drafter named 'ngrm'; installed: ngram ("),
     "quantizer": (["generate", "x", "--quantizer", "w8a"], "no quantizer named 'w8a'; installed: none ("),
@@ -328,7 +342,8 @@ def test_json_is_one_object_of_ascii(quasar_command, toy, options, keys):
     assert list(found["stats"]) == list(result.stats)
     settings = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "seed": 3}
     described = {"exact_to": "full", "invariance": "bitwise", **settings, "logprobs": None}
-    assert found["config"] == {**described, "stop": ["★ 👍"], "raw": True}
+    constraints = {"json_schema": None, "regex": None}
+    assert found["config"] == {**described, "stop": ["★ 👍"], "raw": True, **constraints}
     if "reference" in keys:
         assert list(found["reference"]) == ["identical", "token_ids", "stats"]
         assert found["reference"]["identical"] is True
@@ -388,6 +403,45 @@ def test_tokens_of_no_probability_are_left_out_of_the_json(quasar_command, monke
     _, out, _ = quasar_command("generate", PROMPT, "--json", "--max-new-tokens", "3", "--logprobs", "1000")
     assert "Infinity" not in out
     assert [len(entry["top"]) for entry in json.loads(out)["logprobs"]] == [lm.vocab_size - 5] * 3
+
+
+def test_the_output_of_generate_can_be_constrained(quasar_command, monkeypatch, tmp_path):
+    """By a schema from a file or by a regular expression, with drafts and without; the JSON says by what."""
+    pytest.importorskip("llguidance")
+    tokenizer = character_tokenizer()
+    pipe = Pipeline(TableLM(len(tokenizer), seed=1), tokenizer, eos_token_ids=tokenizer.eos_token_id)
+    monkeypatch.setattr(Pipeline, "from_pretrained", lambda name, **_: pipe)
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "boolean"}', encoding="utf-8")
+    for options in (["--compare"], ["--no-speculation"]):
+        found = json.loads(quasar_command("generate", "abc", "--json", *options, "--regex", "[x-z]{9}")[1])
+        assert re.fullmatch("[x-z]{9}", found["text"])
+        assert found["config"].items() >= {"regex": "[x-z]{9}", "json_schema": None}.items()
+        assert found.get("reference", {"identical": True})["identical"] is True
+        found = json.loads(quasar_command("generate", "abc", "--json", *options, "--json-schema", str(file))[1])
+        assert found["text"] in ("true", "false")
+        assert found["config"].items() >= {"regex": None, "json_schema": str(file)}.items()
+
+
+@pytest.mark.parametrize(
+    ("option", "written", "message"),
+    [
+        ("--json-schema", '{"type": "text"}', "schema.json: the JSON schema cannot be used: Invalid type: text"),
+        ("--json-schema", "\xff", "schema.json: 'utf-8' codec can't decode byte 0xff"),
+        ("--regex", "(a", "the regular expression cannot be used: at 1(8): invalid regex"),
+    ],
+)
+def test_a_constraint_of_generate_is_refused_before_a_model_is_loaded(
+    quasar_command, no_model, tmp_path, option, written, message
+):
+    """One line, with the reason."""
+    pytest.importorskip("llguidance")
+    file = tmp_path / "schema.json"
+    file.write_bytes(written.encode("latin-1"))
+    status, out, err = quasar_command("generate", "x", option, str(file) if option == "--json-schema" else written)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
 
 
 def test_without_speculation_the_target_decodes_alone(quasar_command, toy):

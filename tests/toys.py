@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quasar.pipeline import Pipeline
@@ -13,6 +13,8 @@ WORDS = [
     *("<eos>", "<unk>", "user", "says", "answer", "the", "cat", "dog", "sat", "ran", "on", "under", "mat", "moon"),
     *("and", "then", "was", "warm", "é", "★", "日本", "👍", "!"),
 ]
+CHARACTERS = '{}[]":,-0123456789abcdefghijklmnopqrstuvwxyz'
+MERGES = [("{", '"'), ('"', ":"), ("t", "r"), ("u", "e"), ("tr", "ue"), ("1", "2"), ("a", "b"), ("ab", '":')]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }} says {{ m['content'] }} {% endfor %}answer"
 
 
@@ -24,6 +26,16 @@ def word_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>", chat_template=chat_template
     )
+
+
+def character_tokenizer(eos_token: str | None = "<eos>") -> PreTrainedTokenizerFast:
+    """Byte-level BPE over :data:`CHARACTERS`, then :data:`MERGES`; the first token and the last are special."""
+    pieces = [eos_token or "<none>", *CHARACTERS, *(left + right for left, right in MERGES)]
+    backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, MERGES))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(pieces[0], special=True), AddedToken("<pad>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos_token)
 
 
 def table_lm(seed: int = 0, **options: int) -> TableLM:

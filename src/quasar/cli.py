@@ -6,7 +6,9 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +19,7 @@ from quasar.errors import QuasarError
 if TYPE_CHECKING:
     from quasar.parity import AgreementReport, InvarianceReport
     from quasar.pipeline import Pipeline
+    from quasar.processing import Processor
     from quasar.types import GenerationResult
 
 
@@ -84,6 +87,8 @@ def cli(context: click.Context) -> None:
 @click.option("--logprobs", type=int, default=None, help="Report this many log-probabilities a token (with --json).")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--stop", multiple=True, help="End before this string; may be given several times.")
+@click.option("--json-schema", type=click.Path(), default=None, help="File of a JSON schema that the output must fit.")
+@click.option("--regex", default=None, help="Regular expression that the whole output must match.")
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
 @click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
 @click.option("--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl.")
@@ -106,18 +111,41 @@ def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_js
     if prompt == "-":
         prompt = _read_prompt()
     settings = {name: options.pop(name) for name in _SETTINGS}
+    asked = {**settings, "json_schema": options.pop("json_schema"), "regex": options.pop("regex")}
     Request.of(settings)  # refuse before the model is loaded
+    constraint = _constraint(asked["json_schema"], asked["regex"])
     with tracked_by(_progress_bar):
         pipeline = Pipeline.from_pretrained(model, **options)
+    if constraint is not None:
+        settings["logits_processors"] = [constraint(pipeline.tokenizer)]
     result = _answer(pipeline, prompt, settings, speculate=not no_speculation, echo=not as_json)
     reference = pipeline.reference(prompt, **settings) if compare else None
     if as_json:
-        print(json.dumps(_as_json(result, reference, {**pipeline.description, **settings})))
+        print(json.dumps(_as_json(result, reference, {**pipeline.description, **asked})))
     else:
         _print_summary(result, reference)
 
 
 _SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "logprobs", "seed", "stop", "raw")
+
+
+def _constraint(schema_file: str | None, pattern: str | None) -> Callable[[Any], Processor] | None:
+    """What makes the processor, once there is a tokenizer; refuses before that what it can."""
+    if schema_file is not None and pattern is not None:
+        raise click.UsageError("--json-schema and --regex exclude each other; give one of them")
+    if schema_file is None and pattern is None:
+        return None
+    from quasar import constraints
+
+    if pattern is not None:
+        constraints.check_regex(pattern)
+        return partial(constraints.regex, pattern)
+    try:
+        schema = Path(str(schema_file)).read_text(encoding="utf-8")
+        constraints.check_json_schema(schema)
+    except (OSError, ValueError) as error:
+        raise QuasarError(f"--json-schema {schema_file}: {error}") from error
+    return partial(constraints.json_schema, schema)
 
 
 def _answer(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import quasar
-from quasar import cli
+from quasar import cli, console
 from quasar.pipeline import Pipeline
 from quasar.types import Verdict
 from toys import CHAT_TEMPLATE, table_lm, tiny_llama, toy_pipeline, word_tokenizer
@@ -304,7 +304,7 @@ def test_a_difference_is_said_with_its_position(quasar_command, monkeypatch):
 )
 def test_the_comparison_is_made_not_assumed(tokens, reference, verdict):
     """It names the first position at which the two part."""
-    assert cli._comparison(tokens, reference).startswith(verdict)
+    assert console.comparison(tokens, reference).startswith(verdict)
 
 
 KEYS = ["text", "token_ids", "finish_reason", "guarantee", "stats", "config"]

@@ -6,14 +6,18 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quasar import __version__, console
-from quasar.errors import QuasarError
+from quasar.errors import InvalidRequestError, QuasarError
+from quasar.plots import require_matplotlib
 
 if TYPE_CHECKING:
+    from quasar.parity import AgreementReport, InvarianceReport
     from quasar.pipeline import Pipeline
     from quasar.types import GenerationResult
 
@@ -155,24 +159,53 @@ def _read_prompt() -> str:
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
 @click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def parity(model: str, tokens: int, dtype: str | None, device: str | None, as_json: bool, **choices: Any) -> None:
+@click.option("--html", "page", type=click.Path(path_type=Path), default=None, help="Also write a page with plots.")
+def parity(model: str, as_json: bool, page: Path | None, **choices: Any) -> None:
     """Measure whether logits depend on the width of a forward, and how far the target is from the full model.
 
     Exits with 1 if they depend on it more than the verifier declares.
     """
     console.prepare_terminal()
+    if page is not None:
+        _check_page(page)
     from quasar.parity import as_json as as_object
     from quasar.parity import measure_model
     from quasar.progress import tracked_by
 
     with tracked_by(console.progress_bar):
-        invariance, agreement = measure_model(model, tokens=tokens, dtype=dtype, device=device, **choices)
+        invariance, agreement = measure_model(model, **choices)
     if as_json:
         print(json.dumps(as_object(invariance, agreement)))
     else:
         console.print_parity(invariance, agreement)
+    if page is not None:
+        _write_page(page, invariance, agreement, {"model": model, **choices})
     if not invariance.holds:
         raise SystemExit(1)
+
+
+def _check_page(page: Path) -> None:
+    """Refuse before measuring what would fail after it. An old page stays as it is, and no new file is left."""
+    require_matplotlib()
+    is_new = not os.path.lexists(page)
+    try:
+        page.open("ab").close()
+        if is_new:
+            page.unlink()
+    except OSError as error:
+        raise InvalidRequestError(f"--html: {page} cannot be written: {error.strerror}") from error
+
+
+def _write_page(
+    page: Path, invariance: InvarianceReport, agreement: AgreementReport, choices: Mapping[str, Any]
+) -> None:
+    from quasar.parity_html import conditions, parity_html
+
+    text = parity_html(invariance, agreement, conditions(choices))
+    try:
+        page.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise QuasarError(f"--html: {page} cannot be written: {error.strerror}") from error
 
 
 @cli.command()

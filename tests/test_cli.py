@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import quasar
-from fakes import TableLM
-from quasar import cli
+from quasar import cli, console
 from quasar.pipeline import Pipeline
+from quasar.testing.fakes import TableLM
 from quasar.types import Verdict
 from toys import CHAT_TEMPLATE, character_tokenizer, table_lm, tiny_llama, toy_pipeline, word_tokenizer
 
@@ -318,7 +318,7 @@ def test_a_difference_is_said_with_its_position(quasar_command, monkeypatch):
 )
 def test_the_comparison_is_made_not_assumed(tokens, reference, verdict):
     """It names the first position at which the two part."""
-    assert cli._comparison(tokens, reference).startswith(verdict)
+    assert console.comparison(tokens, reference).startswith(verdict)
 
 
 KEYS = ["text", "token_ids", "finish_reason", "guarantee", "stats", "config"]

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from fakes import TableLM, scripted
 from quasar import Pipeline, constraints
 from quasar.drafters.function import FunctionDrafter
 from quasar.errors import InvalidRequestError, NumericalError
@@ -26,6 +25,7 @@ from quasar.prompts import encode_prompt
 from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
+from quasar.testing.fakes import TableLM, scripted
 from strategies import Case, steps
 from test_decode import run, tokens_of
 from test_processing import reference

@@ -12,7 +12,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from quasar import GenerationResult, Pipeline, cli, hookspecs, plugins, protocols, registry
+from quasar import GenerationResult, Pipeline, cli, console, hookspecs, plugins, protocols, registry
 from quasar.drafters.ngram import NgramDrafter
 from quasar.guarantees import guarantee_of, guarantee_of_reference
 from quasar.plan import Choices
@@ -231,11 +231,12 @@ def test_every_command_has_a_heading():
 
 def test_the_json_keys_of_generate():
     result = GenerationResult("", (), "eos", "", {}, logprobs=(TokenLogprobs(-0.5, {7: -0.5}),))
-    assert first_column("cli.md", "JSON of `generate`") == list(cli._as_json(result, result, {}))
-    for part in (cli._as_json(result, result, {})["reference"], cli._as_json(result, result, {})["logprobs"][0]):
+    whole = console.result_as_json(result, result, {})
+    assert first_column("cli.md", "JSON of `generate`") == list(whole)
+    for part in (whole["reference"], whole["logprobs"][0]):
         assert all(f"`{key}`" in section("cli.md", "JSON of `generate`") for key in part)
-    without = cli._as_json(attrs.evolve(result, logprobs=None), None, {})
-    assert [key for key in cli._as_json(result, result, {}) if key not in without] == ["logprobs", "reference"]
+    without = console.result_as_json(attrs.evolve(result, logprobs=None), None, {})
+    assert [key for key in whole if key not in without] == ["logprobs", "reference"]
 
 
 def test_the_json_keys_of_plugins():

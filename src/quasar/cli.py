@@ -1,4 +1,4 @@
-"""The command line: parsing and printing only. torch is imported when a model is needed, not before."""
+"""The command line: what it accepts, and what it runs. torch is imported when a model is needed, not before."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quasar import __version__
-from quasar.errors import QuasarError
+from quasar import __version__, console
+from quasar.errors import InvalidRequestError, QuasarError
+from quasar.plots import require_matplotlib
 
 if TYPE_CHECKING:
     from quasar.parity import AgreementReport, InvarianceReport
@@ -103,7 +104,7 @@ def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_js
         raise click.UsageError("--compare compares with decoding without speculation; leave out --no-speculation")
     if options["logprobs"] is not None and not as_json:
         raise click.UsageError("--logprobs is reported in JSON only; add --json")
-    _prepare_terminal()
+    console.prepare_terminal()
     from quasar.pipeline import Pipeline
     from quasar.progress import tracked_by
     from quasar.request import Request
@@ -114,16 +115,16 @@ def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_js
     asked = {**settings, "json_schema": options.pop("json_schema"), "regex": options.pop("regex")}
     Request.of(settings)  # refuse before the model is loaded
     constraint = _constraint(asked["json_schema"], asked["regex"])
-    with tracked_by(_progress_bar):
+    with tracked_by(console.progress_bar):
         pipeline = Pipeline.from_pretrained(model, **options)
     if constraint is not None:
         settings["logits_processors"] = [constraint(pipeline.tokenizer)]
     result = _answer(pipeline, prompt, settings, speculate=not no_speculation, echo=not as_json)
     reference = pipeline.reference(prompt, **settings) if compare else None
     if as_json:
-        print(json.dumps(_as_json(result, reference, {**pipeline.description, **asked})))
+        print(json.dumps(console.result_as_json(result, reference, {**pipeline.description, **asked})))
     else:
-        _print_summary(result, reference)
+        console.print_summary(result, reference)
 
 
 _SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "logprobs", "seed", "stop", "raw")
@@ -176,83 +177,6 @@ def _read_prompt() -> str:
         ) from error
 
 
-def _prepare_terminal() -> None:
-    # Bars of other libraries are for people; tqdm reads this when it is imported.
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")
-
-
-def _progress_bar(items: Any, description: str) -> Any:
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(items, description, console=console, transient=True, disable=not console.is_terminal)
-
-
-def _as_json(result: GenerationResult, reference: GenerationResult | None, config: dict[str, Any]) -> dict[str, Any]:
-    fields = {
-        "text": result.text,
-        "token_ids": list(result.token_ids),
-        "finish_reason": result.finish_reason,
-        "guarantee": result.guarantee,
-        "stats": result.stats,
-        "config": config,
-    }
-    if result.logprobs is not None:
-        fields["logprobs"] = [{"logprob": entry.logprob, "top": _finite(entry.top)} for entry in result.logprobs]
-    if reference is not None:
-        fields["reference"] = {
-            "identical": result.token_ids == reference.token_ids,
-            "token_ids": list(reference.token_ids),
-            "stats": reference.stats,
-        }
-    return fields
-
-
-def _finite(logprobs: Mapping[int, float]) -> dict[int, float]:
-    """Without tokens of probability 0: JSON has no number for their logarithm."""
-    return {token_id: value for token_id, value in logprobs.items() if value > float("-inf")}
-
-
-def _print_summary(result: GenerationResult, reference: GenerationResult | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    class PlainConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # main decides; rich would end the program with status 1
-
-    # No markup: a spec string in the guarantee may hold brackets.
-    console = PlainConsole(stderr=True, highlight=False, markup=False, emoji=False)
-    table = Table("", "tokens", "steps", "acceptance length", "drafted", "accepted", "tokens/s")
-    rows = {"this run": result} if reference is None else {"speculative": result, "target alone": reference}
-    for name, row in rows.items():
-        stats = row.stats
-        table.add_row(
-            name,
-            str(stats["emitted_tokens"]),
-            str(stats["steps"]),
-            f"{stats['mean_acceptance_length']:.2f}",
-            str(stats["drafted_tokens"]),
-            str(stats["accepted_tokens"]),
-            f"{stats['tokens_per_second']:.1f}",
-        )
-    console.print()
-    console.print(table)
-    if reference is not None:
-        console.print(_comparison(result.token_ids, reference.token_ids))
-    console.print(f"guarantee: {result.guarantee}", soft_wrap=True)
-
-
-def _comparison(tokens: tuple[int, ...], reference: tuple[int, ...]) -> str:
-    if tokens == reference:
-        return f"identical: all {len(tokens)} tokens equal those of the target decoded one token a step"
-    pairs = zip(tokens, reference, strict=False)
-    fork = next((i for i, (token, other) in enumerate(pairs) if token != other), min(len(tokens), len(reference)))
-    return f"NOT identical: the tokens differ from position {fork} on"
-
-
 @cli.command()
 @click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
 @click.option("--quantizer", default="w8a8", show_default=True, help="What makes the target; none: the full model.")
@@ -262,38 +186,53 @@ def _comparison(tokens: tuple[int, ...], reference: tuple[int, ...]) -> str:
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
 @click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def parity(model: str, tokens: int, dtype: str | None, device: str | None, as_json: bool, **choices: Any) -> None:
+@click.option("--html", "page", type=click.Path(path_type=Path), default=None, help="Also write a page with plots.")
+def parity(model: str, as_json: bool, page: Path | None, **choices: Any) -> None:
     """Measure whether logits depend on the width of a forward, and how far the target is from the full model.
 
     Exits with 1 if they depend on it more than the verifier declares.
     """
-    _prepare_terminal()
+    console.prepare_terminal()
+    if page is not None:
+        _check_page(page)
     from quasar.parity import as_json as as_object
     from quasar.parity import measure_model
     from quasar.progress import tracked_by
 
-    with tracked_by(_progress_bar):
-        invariance, agreement = measure_model(model, tokens=tokens, dtype=dtype, device=device, **choices)
+    with tracked_by(console.progress_bar):
+        invariance, agreement = measure_model(model, **choices)
     if as_json:
         print(json.dumps(as_object(invariance, agreement)))
     else:
-        _print_parity(invariance, agreement)
+        console.print_parity(invariance, agreement)
+    if page is not None:
+        _write_page(page, invariance, agreement, {"model": model, **choices})
     if not invariance.holds:
         raise SystemExit(1)
 
 
-def _print_parity(invariance: InvarianceReport, agreement: AgreementReport) -> None:
-    print(f"width invariance: declared {invariance.declared}, measured {invariance.measured}")
-    print("width  largest |Δlogit|  argmax mismatches")
-    for width, report in invariance.widths.items():
-        print(f"{width:5}  {report.max_abs_diff:16.3g}  {report.argmax_mismatches:17}")
-    for fork in invariance.forks[:10]:
-        print(f"width {fork.width} chooses another token at position {fork.position}, where the gap is {fork.gap:.3g}")
-    longest = max(agreement.runs, default=0)
-    print(
-        f"agreement with the full model on its own text: top-1 {agreement.top1:.4f}, KL {agreement.kl:.4f} nats over "
-        f"{agreement.tokens} tokens; longest run of equal tokens {longest}"
-    )
+def _check_page(page: Path) -> None:
+    """Refuse before measuring what would fail after it. An old page stays as it is, and no new file is left."""
+    require_matplotlib()
+    is_new = not os.path.lexists(page)
+    try:
+        page.open("ab").close()
+        if is_new:
+            page.unlink()
+    except OSError as error:
+        raise InvalidRequestError(f"--html: {page} cannot be written: {error.strerror}") from error
+
+
+def _write_page(
+    page: Path, invariance: InvarianceReport, agreement: AgreementReport, choices: Mapping[str, Any]
+) -> None:
+    from quasar.parity_html import conditions, parity_html
+
+    text = parity_html(invariance, agreement, conditions(choices))
+    try:
+        page.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise QuasarError(f"--html: {page} cannot be written: {error.strerror}") from error
 
 
 @cli.command()
@@ -305,40 +244,10 @@ def plugins(as_json: bool, strict: bool) -> None:
     from quasar.registry import Registry
 
     registry = Registry(load_plugins())
-    rows = [_row(entry.kind, entry.name, entry.origin, "ok") for entry in registry.entries()]
-    rows += [_row(s.entry.kind, s.entry.name, s.entry.origin, "shadowed", str(s)) for s in registry.shadowed]
-    rows += [
-        _row("plug-in", plugin.origin.entry_point, plugin.origin, "broken", str(plugin.error))
-        for plugin in registry.plugins
-        if plugin.error is not None
-    ]
+    rows = console.plugin_rows(registry)
     if as_json:
         print(json.dumps(rows))
     else:
-        _print_plugins(rows)
+        console.print_plugins(rows)
     if strict and (problems := registry.problems()):
         raise QuasarError(f"{len(problems)} problem(s): {'; '.join(problems)}")
-
-
-def _row(kind: str, name: str, origin: Any, status: str, cause: str | None = None) -> dict[str, str | None]:
-    return {
-        "kind": kind,
-        "name": name,
-        "origin": origin.distribution,
-        "version": origin.version,
-        "entry_point": origin.entry_point,
-        "status": status,
-        "cause": cause,
-    }
-
-
-def _print_plugins(rows: list[dict[str, str | None]]) -> None:
-    columns = ("kind", "name", "origin", "version", "status")
-    widths = [max(len(column), *(len(row[column] or "") for row in rows)) for column in columns]
-    head: dict[str, str | None] = {column: column.upper() for column in columns}
-    for row in (head, *rows):
-        cells = [(row[column] or "").ljust(width) for column, width in zip(columns, widths, strict=True)]
-        print("  ".join(cells).rstrip())
-    for row in rows:
-        if row.get("cause"):
-            print(f"\n{row['status']}: {row['cause']}")

@@ -170,7 +170,7 @@ MISTAKES = {
     "verifier": (["generate", "x", "--verifier", "causal"], "no verifier named 'causal'; installed: causal_lm ("),
     "option": (["generate", "x", "--drafter", "ngram:kk=5"], "has no option 'kk'; its options: k, max_n, min_n"),
     "option value": (["generate", "x", "--drafter", "ngram:k=0"], "ngram: k=0, expected an integer of at least 1"),
-    "verifier option": (["generate", "x", "--verifier", "causal_lm:k=1"], "has no option 'k'; its options: none"),
+    "verifier option": (["generate", "x", "--verifier", "causal_lm:k=1"], "has no option 'k'; its options: strict"),
     "spec": (["generate", "x", "--drafter", "ngram:k"], "'k' in 'ngram:k' is not option=value"),
     "calibration": (["generate", "x", "--calibration", "nowhere.txt"], "cannot be read from nowhere.txt"),
 }
@@ -342,8 +342,8 @@ def test_json_is_one_object_of_ascii(quasar_command, toy, options, keys):
     assert list(found["stats"]) == list(result.stats)
     settings = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "seed": 3}
     described = {"exact_to": "full", "invariance": "bitwise", **settings, "logprobs": None}
-    constraints = {"json_schema": None, "regex": None}
-    assert found["config"] == {**described, "stop": ["★ 👍"], "raw": True, **constraints}
+    unset = ("json_schema", "regex", "repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
+    assert found["config"] == {**described, "stop": ["★ 👍"], "raw": True, **dict.fromkeys(unset)}
     if "reference" in keys:
         assert list(found["reference"]) == ["identical", "token_ids", "stats"]
         assert found["reference"]["identical"] is True
@@ -355,14 +355,17 @@ def test_the_settings_of_sampling_reach_the_pipeline(quasar_command, toy):
     arguments = ["generate", PROMPT, "--raw", "--json", "--max-new-tokens", "25"]
     settings = {"temperature": 40.0, "seed": 5}
     outputs = []
-    for name, value in [("top_k", 3), ("top_p", 0.7), ("min_p", 0.4), ("seed", 6)]:
+    shorthands = [("repetition_penalty", 1.5), ("no_repeat_ngram_size", 2), ("min_new_tokens", 4)]
+    for name, value in [("top_k", 3), ("top_p", 0.7), ("min_p", 0.4), ("seed", 6), *shorthands]:
         asked = {**settings, name: value}
         options = [part for key, x in asked.items() for part in (f"--{key.replace('_', '-')}", str(x))]
         found = json.loads(quasar_command(*arguments, *options)[1])
         assert found["token_ids"] == list(toy_pipeline().generate(PROMPT, max_new_tokens=25, **asked).token_ids)
         assert found["config"].items() >= asked.items()
         outputs.append(tuple(found["token_ids"]))
-    assert len({*outputs, toy_pipeline().generate(PROMPT, max_new_tokens=25, **settings).token_ids}) == 5
+    assert (
+        len({*outputs, toy_pipeline().generate(PROMPT, max_new_tokens=25, **settings).token_ids}) == 7
+    )  # no EOS here for min_new_tokens
 
 
 def test_sampled_output_is_compared_with_the_same_seed(quasar_command, toy):

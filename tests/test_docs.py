@@ -26,7 +26,9 @@ from quasar.request import Request
 from quasar.sampling import Sampling
 from quasar.signatures import check_class
 from quasar.stats import DecodeStats
+from quasar.testing import check_drafter, check_policy, check_quantizer, check_verifier
 from quasar.types import TokenLogprobs
+from test_testing import DRAFTERS, POLICIES, QUANTIZERS, VERIFIERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -308,3 +310,37 @@ def test_a_guarantee_starts_as_the_page_says():
         assert claim.startswith(start)
         assert guarantee_of_reference(exact_to, "the target").startswith(f"{exact_to}: ")
     assert first_column("guarantees.md", "What is declared")[1:] == ['"bitwise"', '"argmax"', '"none"']
+
+
+LINK = re.compile(r"\[`(test_\w+)`\]\(\.\./(tests/\w+\.py)\)")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_link_to_a_test_leads_to_one_that_exists(page):
+    for name, file in LINK.findall(text_of(page)):
+        assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), flags=re.MULTILINE), name
+
+
+def test_each_sentence_of_what_is_proven_links_to_its_test():
+    """Every row of such a table; a measurement may name a script instead."""
+    tables = re.findall(
+        r"^\| sentence \| test \|\n\|---\|---\|\n((?:\|.*\n)+)", text_of("guarantees.md"), flags=re.MULTILINE
+    )
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(tables) == 4
+    assert len(rows) > 25
+    for row in rows:
+        assert LINK.search(row) or "`benchmarks/" in row, row
+
+
+def test_the_planted_bugs_are_those_of_the_tests():
+    checks = {"check_drafter": DRAFTERS, "check_verifier": VERIFIERS}
+    checks |= {"check_policy": POLICIES, "check_quantizer": QUANTIZERS}
+    rows = re.findall(r"^\| (.+) \| `(check_\w+)` \|$", section("testing.md", "Planted bugs"), flags=re.MULTILINE)
+    assert rows == [(bug, check) for check, bugs in checks.items() for bug in bugs]
+    assert len(rows) >= 12
+
+
+def test_the_checks_have_headings_with_their_signatures():
+    checks = (check_drafter, check_verifier, check_quantizer, check_policy)
+    assert headings("testing.md") == [f"{check.__name__}{signature(check)}" for check in checks]

@@ -848,3 +848,48 @@ def test_an_unknown_exact_to_is_refused():
     for build in (lambda: Pipeline(table_lm(), exact_to="half"), lambda: Pipeline.from_model(None, exact_to="half")):
         with pytest.raises(InvalidRequestError, match="exact_to='half': choose 'quantized' or 'full'"):
             build()
+
+
+def test_several_sequences_are_those_of_their_seeds():
+    """Result i of ``num_return_sequences`` is what seed + i gives by itself; they differ; both calls take it."""
+    pipe = toy_pipeline()
+    settings = {"max_new_tokens": 12, "temperature": 200.0, "seed": 5}
+    several = pipe.generate("the cat", num_return_sequences=4, **settings)
+    alone = [pipe.generate("the cat", **{**settings, "seed": 5 + i}) for i in range(4)]
+    assert [result.token_ids for result in several] == [result.token_ids for result in alone]
+    assert len({result.token_ids for result in several}) == 4
+    assert all(f"seed ({5 + i})" in result.guarantee for i, result in enumerate(several))
+    ids = pipe.generate_ids([5, 6], num_return_sequences=2, **settings)
+    assert [result.token_ids for result in ids] == [
+        pipe.generate_ids([5, 6], **{**settings, "seed": seed}).token_ids for seed in (5, 6)
+    ]
+    assert len(pipe.generate("the cat", num_return_sequences=1, max_new_tokens=3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "temperature", "message"),
+    [
+        (0, 1.0, "num_return_sequences=0: give an integer of at least 1"),
+        (True, 1.0, "num_return_sequences=True"),
+        (2, 0.0, "num_return_sequences=2 at temperature 0 would return one output 2 times"),
+    ],
+)
+def test_a_number_of_sequences_that_makes_no_sense_is_refused(n, temperature, message):
+    """Before anything is decoded."""
+    with pytest.raises(InvalidRequestError, match=message):
+        toy_pipeline().generate("the cat", num_return_sequences=n, temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"repetition_penalty": 0}, "repetition_penalty=0: give a number above 0"),
+        ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size=0: give an integer of at least 1"),
+        ({"min_new_tokens": -1}, "min_new_tokens=-1: give an integer of at least 0"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens=9 is more than max_new_tokens=8"),
+    ],
+)
+def test_shorthands_out_of_range_are_refused(setting, message):
+    """With what would do."""
+    with pytest.raises(InvalidRequestError, match=message):
+        toy_pipeline().generate("the cat", **setting)

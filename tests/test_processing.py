@@ -20,12 +20,14 @@ from quasar.decode import reference_decode
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError, NumericalError
+from quasar.pipeline import Pipeline
 from quasar.policies.coupled import CoupledPolicy
 from quasar.processing import Processing
 from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
-from quasar.testing.fakes import TableLM
+from quasar.testing.fakes import TableLM, scripted
+from quasar.testing.models import greedy, random_prompt, tiny
 from quasar.types import Draft, Verification
 from strategies import Case, cases
 from test_decode import run, tokens_of
@@ -125,6 +127,29 @@ def test_a_processor_sees_every_committed_token_once_and_no_rejected_one():
     (kept,) = processing._processors
     assert kept.counts == Counter({5: 1, 1: 1, 7: 1, 4: 3})
     assert mine.calls == 0
+
+
+SHORTHANDS = {
+    "repetition_penalty": 1.7,
+    "no_repeat_ngram_size": 1,
+    "min_new_tokens": 9,
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("settings", [{name: value} for name, value in SHORTHANDS.items()] + [SHORTHANDS], ids=str)
+def test_the_shorthands_are_those_of_transformers(family, settings):
+    """The tokens of ``generate`` with the same settings, with drafts that are right, wrong and mixed."""
+    model, prompt = tiny(family), random_prompt(8)
+    end = {"eos_token_id": greedy(model, prompt, 30)[4]} if "min_new_tokens" in settings else {}
+    expected = greedy(model, prompt, 30, **settings, **end)
+    assert expected != greedy(model, prompt, 30, **end)
+    for bad in (0, 1, 3):
+        drafter = scripted(len(prompt), expected, k=5, bad=bad, vocab_size=64)
+        pipe = Pipeline.from_model(model, quantizer="none", drafter=drafter)
+        result = pipe.generate_ids(prompt, max_new_tokens=30, **settings, **(end or {"eos_token_id": None}))
+        assert list(result.token_ids) == expected
+        assert (result.stats["accepted_tokens"] > 0) == (bad != 1)
 
 
 class FedRejectedTokens(Processing):

@@ -85,6 +85,9 @@ def cli(context: click.Context) -> None:
 @click.option("--top-k", type=int, default=None)
 @click.option("--top-p", type=float, default=None)
 @click.option("--min-p", type=float, default=None)
+@click.option("--repetition-penalty", type=float, default=None)
+@click.option("--no-repeat-ngram-size", type=int, default=None)
+@click.option("--min-new-tokens", type=int, default=None)
 @click.option("--logprobs", type=int, default=None, help="Report this many log-probabilities a token (with --json).")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--stop", multiple=True, help="End before this string; may be given several times.")
@@ -127,7 +130,10 @@ def generate(prompt: str, model: str, no_speculation: bool, compare: bool, as_js
         console.print_summary(result, reference)
 
 
-_SETTINGS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "logprobs", "seed", "stop", "raw")
+_SETTINGS = (
+    *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "logprobs", "seed", "stop", "raw"),
+    *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
+)
 
 
 def _constraint(schema_file: str | None, pattern: str | None) -> Callable[[Any], Processor] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
@@ -118,13 +118,43 @@ class Pipeline:
         pipeline.description |= plan.describe(model)
         return pipeline
 
-    def generate(self, prompt: Prompt, **settings: Unpack[Settings]) -> GenerationResult:
-        """Answer a text or chat messages; settings as in :class:`quasar.request.Request`."""
-        return self.stream(prompt, **settings).run()
+    @overload
+    def generate(
+        self, prompt: Prompt, *, num_return_sequences: None = None, **settings: Unpack[Settings]
+    ) -> GenerationResult: ...
 
-    def generate_ids(self, prompt_ids: PromptIds, **settings: Unpack[Settings]) -> GenerationResult:
-        """Continue token ids: a sequence, or an integer tensor ``[T]`` or ``[1, T]``."""
-        return self._start(checked_prompt_ids(prompt_ids), Request.of(settings)).run()
+    @overload
+    def generate(
+        self, prompt: Prompt, *, num_return_sequences: int, **settings: Unpack[Settings]
+    ) -> list[GenerationResult]: ...
+
+    def generate(
+        self, prompt: Prompt, *, num_return_sequences: int | None = None, **settings: Unpack[Settings]
+    ) -> GenerationResult | list[GenerationResult]:
+        """Answer a text or chat messages; settings as in :class:`quasar.request.Request`.
+
+        Args:
+            num_return_sequences: Return a list of that many results. Result i is what ``seed + i`` gives by itself.
+        """
+        request = Request.of(settings)
+        prompt_ids = encode_prompt(self.tokenizer, prompt, raw=request.raw)
+        return self._run(prompt_ids, request, num_return_sequences)
+
+    @overload
+    def generate_ids(
+        self, prompt_ids: PromptIds, *, num_return_sequences: None = None, **settings: Unpack[Settings]
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate_ids(
+        self, prompt_ids: PromptIds, *, num_return_sequences: int, **settings: Unpack[Settings]
+    ) -> list[GenerationResult]: ...
+
+    def generate_ids(
+        self, prompt_ids: PromptIds, *, num_return_sequences: int | None = None, **settings: Unpack[Settings]
+    ) -> GenerationResult | list[GenerationResult]:
+        """Continue token ids: a sequence, or an integer tensor ``[T]`` or ``[1, T]``; else as :meth:`generate`."""
+        return self._run(checked_prompt_ids(prompt_ids), Request.of(settings), num_return_sequences)
 
     def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Generation:
         """An iterator of chunks; after its end its ``result`` is what :meth:`generate` would have returned."""
@@ -140,19 +170,27 @@ class Pipeline:
             prompt_ids = checked_prompt_ids(prompt)
         return self._start(prompt_ids, request, speculative=False).run()
 
+    def _run(
+        self, prompt_ids: list[int], request: Request, num_return_sequences: int | None
+    ) -> GenerationResult | list[GenerationResult]:
+        if num_return_sequences is None:
+            return self._start(prompt_ids, request).run()
+        return [self._start(prompt_ids, one).run() for one in request.several(num_return_sequences)]
+
     def _start(self, prompt_ids: list[int], request: Request, *, speculative: bool = True) -> Generation:
         self._check_fits(prompt_ids, request.max_new_tokens)
         text = None if self.tokenizer is None else IncrementalText(self.tokenizer)
+        eos_token_ids = self._eos_token_ids if request.eos_token_id == "model" else request.eos_token_id
         stopping = Stopping(
             request.max_new_tokens,
-            eos_token_ids=self._eos_token_ids if request.eos_token_id == "model" else request.eos_token_id,
+            eos_token_ids=eos_token_ids,
             stop=request.stop,
             criteria=[_as_criterion(criterion, prompt_ids) for criterion in request.stopping_criteria],
             text=text,
         )
         stats = DecodeStats()
         sampling = request.sampling
-        processing = Processing(prompt_ids, request.logits_processors)
+        processing = Processing(prompt_ids, request.processors(len(prompt_ids), eos_token_ids))
         if speculative:
             guarantee = guarantee_of(self.verifier, self.policy, self.exact_to, self._target_name, sampling)
             steps = decode(

@@ -6,6 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import attrs
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from quasar.errors import InvalidRequestError
 from quasar.processing import Processor
@@ -24,6 +29,9 @@ class Settings(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     min_p: float | None
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    min_new_tokens: int | None
     logits_processors: Sequence[Processor]
     logprobs: int | None
     stop: str | Sequence[str] | None
@@ -54,9 +62,13 @@ class Request:
         top_k: Sample from the k most probable tokens; more than the vocabulary cuts nothing.
         top_p: Sample from the most probable tokens that together reach p, after ``top_k``.
         min_p: Sample from tokens at least this times as probable as the most probable, after ``top_p``.
+        repetition_penalty: Divides the positive logits, and multiplies the negative ones, of tokens that occurred in
+            prompt or output (Keskar et al. 2019, arXiv 1909.05858).
+        no_repeat_ngram_size: No n-gram of this length occurs twice in prompt and output.
+        min_new_tokens: No EOS before so many new tokens.
         logits_processors: Functions of ``(input_ids [1, T], scores [1, V])`` such as transformers' LogitsProcessor,
-            applied in order at every position before the temperature. An object with a state is copied by position;
-            a plain function must be pure.
+            applied in order at every position, after the three above and before the temperature. An object with a state
+            is copied by position; a plain function must be pure.
         logprobs: How many of the most probable tokens to report for each new token, beside the token itself: natural
             logarithms of the softmax of the processed logits, before temperature and cuts. ``None``: report nothing.
         stop: Stop string, several or none, looked for in the new text. The text ends before the first that occurs; the
@@ -73,6 +85,9 @@ class Request:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
     logits_processors: tuple[Processor, ...] = attrs.field(default=(), converter=_as_tuple)
     logprobs: int | None = None
     stop: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
@@ -87,6 +102,31 @@ class Request:
         return Sampling(
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
         )
+
+    def processors(self, prompt_length: int, eos_token_ids: Any) -> list[Processor]:
+        """All logits processors of a generation, in the order of transformers' own ``generate``."""
+        built: list[Processor] = []
+        if self.repetition_penalty is not None:
+            built.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
+        if self.no_repeat_ngram_size is not None:
+            built.append(NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
+        if self.min_new_tokens is not None and (eos := list(_as_tuple(eos_token_ids))):
+            built.append(MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, eos))
+        return [*built, *self.logits_processors]
+
+    def several(self, n: int) -> list[Request]:
+        """The same request with n seeds, counted from its own.
+
+        Raises:
+            InvalidRequestError: n is no positive integer, or all would give the same greedy output.
+        """
+        if not _is_integer(n) or n < 1:
+            raise InvalidRequestError(f"num_return_sequences={n!r}: give an integer of at least 1, or None")
+        if n > 1 and self.temperature == 0:
+            raise InvalidRequestError(
+                f"num_return_sequences={n} at temperature 0 would return one output {n} times; give a temperature"
+            )
+        return [attrs.evolve(self, seed=self.seed + i) for i in range(n)]
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Request:
@@ -108,6 +148,20 @@ class Request:
             raise InvalidRequestError(f"max_new_tokens={self.max_new_tokens!r}: give an integer of at least 1")
         self._check_stops()
         self._check_sampling()
+        self._check_processors()
+
+    def _check_processors(self) -> None:
+        penalty = self.repetition_penalty
+        if penalty is not None and (not _is_number(penalty) or not 0 < penalty < float("inf")):
+            raise InvalidRequestError(f"repetition_penalty={penalty!r}: give a number above 0, or None")
+        for name, least in (("no_repeat_ngram_size", 1), ("min_new_tokens", 0)):
+            value = getattr(self, name)
+            if value is not None and (not _is_integer(value) or value < least):
+                raise InvalidRequestError(f"{name}={value!r}: give an integer of at least {least}, or None")
+        if self.min_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise InvalidRequestError(
+                f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}"
+            )
 
     def _check_stops(self) -> None:
         for string in self.stop:

@@ -156,7 +156,7 @@ def test_the_python_snippets_of_a_page_compile(path):
         compile(snippet, f"{path.name}, snippet {i}", "exec")
 
 
-@pytest.mark.parametrize(("page", "i"), numbered(["writing-plugins.md", "protocols.md", "python.md"]))
+@pytest.mark.parametrize(("page", "i"), numbered(["writing-plugins.md", "protocols.md", "python.md", "testing.md"]))
 def test_a_snippet_runs(page, i, capsys):
     run(page, i)
 

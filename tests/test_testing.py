@@ -438,6 +438,7 @@ VERIFIERS = {
     "one sequence for all sessions": (SharesItsSequence(20), "has cached|its logits differ"),
     "no hidden states": (IgnoresHiddenStates(20), r"returned None; expected \[k\+1, D\]"),
 }
+OUTPUTS_DIFFER = "outputs with .* drafts are not the target's"
 POLICIES = {
     "accepts one token too many": (AcceptsOneTooMany, "emits"),
     "takes the bonus token from the row before": (BonusFromTheRowBefore, "emits"),
@@ -455,7 +456,7 @@ POLICIES = {
         ReusesTheDraftersNoise,
         "outputs with .* drafts are not the target's",
     ),
-    "is lossy and does not say so": (LossyInSecret, "outputs with .* drafts are not the target's"),
+    "is lossy and does not say so": (LossyInSecret, OUTPUTS_DIFFER),
     "masks the logits in place": (MasksInPlace, "changed the logits"),
     "advances the global random state": (DrawsFromTheGlobalGenerator, "global random state"),
     "keeps more than was drafted": (BeyondTheDraft, "returned Verdict"),

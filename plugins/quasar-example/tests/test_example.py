@@ -14,6 +14,7 @@ from quasar.errors import InvalidRequestError
 from quasar.plugins import load_plugins
 from quasar.registry import Registry, default_registry
 from quasar.sampling import Sampling
+from quasar.testing import check_drafter
 from quasar_example import EchoDrafter
 
 VOCAB_SIZE = 5
@@ -88,6 +89,12 @@ def test_an_option_that_it_does_not_have_is_refused(only_the_example):
         InvalidRequestError, match=r"drafter 'echo' of quasar-example .* has no option 'n'; its options: k"
     ):
         default_registry().build("drafter", "echo:n=3")
+
+
+@pytest.mark.parametrize("k", [1, 4, 9])
+def test_it_keeps_the_protocol(k):
+    """Everything that a drafter promises, in one line."""
+    check_drafter(EchoDrafter(k))
 
 
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=8), st.integers(1, 40), st.integers(0, 9))

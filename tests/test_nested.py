@@ -207,6 +207,29 @@ def test_every_token_of_a_step_of_the_inner_loop_may_end_the_block():
     assert len(drafter.start((1, 1), Sampling()).propose(100)) == 6  # the second step has contexts of 5, 6 and 7
 
 
+def test_a_sampled_block_ends_where_the_race_of_its_own_position_was_narrow():
+    """By the noise of the absolute position, for drafts that come one by one and several at once."""
+    inner = TableLM(5, seed=1, levels=4)
+    ended = 0
+    for seed in range(40):
+        sampling = Sampling(temperature=1.0, seed=seed)
+        token_ids = [1, 2]
+        while len(token_ids) < 10:
+            row, here = inner.row(token_ids), sampling.at(len(token_ids))
+            token_ids.append(here.choose(row))
+            if here.margin(row) < 0.3:
+                break
+        ended += len(token_ids) < 10
+        options = {"k": 8, "min_k": 8, "max_k": 8, "min_margin": 0.3}
+        draft = NestedDrafter(EmptyDrafter(), inner, **options).start((1, 2), sampling).propose(100)
+        assert [1, 2, *draft.token_ids] == token_ids
+        several = FunctionDrafter(lambda ids, k, known=token_ids: known[len(ids) :][:2])
+        draft = NestedDrafter(several, inner, **options).start((1, 2), sampling).propose(100)
+        assert [1, 2, *draft.token_ids][: len(token_ids)] == token_ids
+        assert len(draft) - (len(token_ids) - 2) <= 2
+    assert 10 < ended < 40
+
+
 @given(st.lists(st.integers(-8, 8), min_size=2, max_size=8))
 def test_the_margin_of_a_greedy_choice_is_the_lead_of_the_best_logit(logits):
     """In nats, for a logit is a log-probability up to a constant."""

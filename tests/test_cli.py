@@ -163,7 +163,7 @@ MISTAKES = {
         "py: the JSON schema is not JSON: Extra data",
     ),
     "exact to whom": (["generate", "x", "--exact-to", "me"], "'me' is not one of 'quantized', 'full'"),
-    "drafter": (["generate", "x", "--drafter", "ngrm"], "no drafter named 'ngrm'; installed: ngram ("),
+    "drafter": (["generate", "x", "--drafter", "ngrm"], "no drafter named 'ngrm'; installed: model ("),
     "quantizer": (["generate", "x", "--quantizer", "w8a"], "no quantizer named 'w8a'; installed: none ("),
     "policy": (["generate", "x", "--policy", "greed"], "no policy named 'greed'; installed: block ("),
     "policy option": (["generate", "x", "--policy", "margin:k=1"], "has no option 'k'; its options: margin"),

@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from quasar import GenerationResult, Pipeline, cli, console, hookspecs, plugins, protocols, registry
+from quasar.drafters.model import ModelDrafter
+from quasar.drafters.nested import CascadeDrafter
 from quasar.drafters.ngram import NgramDrafter
 from quasar.guarantees import guarantee_of, guarantee_of_reference
 from quasar.plan import Choices
@@ -268,6 +270,7 @@ def test_the_settings_have_the_defaults_of_the_code():
     ("row", "factory"),
     [
         ("drafter `ngram`", NgramDrafter),
+        ("drafter `nested`", CascadeDrafter),
         ("quantizer `w8a8`", W8A8Quantizer),
         ("policy `margin`", MarginPolicy),
         ("policy `typical`", TypicalPolicy),
@@ -277,6 +280,15 @@ def test_the_options_of_a_strategy_have_the_defaults_of_the_code(row, factory):
     (cell,) = re.findall(rf"^\| {re.escape(row)} \| (.+) \|$", section("python.md", "Choices"), flags=re.MULTILINE)
     _, options = registry.parse_spec(f"any:{','.join(CODE.findall(cell))}")
     assert options == {name: p.default for name, p in inspect.signature(factory).parameters.items()}
+
+
+def test_the_options_of_the_drafter_model_are_listed_with_the_defaults_that_they_have():
+    (cell,) = re.findall(r"^\| drafter `model` \| (.+) \|$", section("python.md", "Choices"), flags=re.MULTILINE)
+    options = inspect.signature(ModelDrafter).parameters
+    listed = [code for code in CODE.findall(cell) if code != "k"]
+    assert [code.partition("=")[0] for code in listed] == list(options)
+    _, defaults = registry.parse_spec(f"any:{','.join(code for code in listed if '=' in code)}")
+    assert defaults == {name: p.default for name, p in options.items() if p.default not in (None, "")}
 
 
 def test_every_policy_has_a_row_with_what_it_declares():

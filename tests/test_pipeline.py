@@ -20,8 +20,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from quasar.errors import InvalidRequestError
+from quasar.drafters.function import FunctionDrafter
+from quasar.drafters.nested import NestedDrafter
+from quasar.drafters.none import EmptyDrafter
+from quasar.errors import InvalidRequestError, PluginError
 from quasar.pipeline import Pipeline
+from quasar.sampling import Sampling
 from quasar.testing.fakes import TableLM, scripted
 from quasar.types import Verdict
 from toys import CHAT_TEMPLATE, WORDS, table_lm, tiny_llama, toy_pipeline, word_tokenizer
@@ -893,3 +897,81 @@ def test_shorthands_out_of_range_are_refused(setting, message):
     """With what would do."""
     with pytest.raises(InvalidRequestError, match=message):
         toy_pipeline().generate("the cat", **setting)
+
+
+# Drafters that know the target's model
+
+
+class Binding(EmptyDrafter):
+    """Notes what it is bound to, and returns something."""
+
+    def __init__(self, bound):
+        self.bound, self.seen = bound, []
+
+    def bind(self, model, tokenizer, calibration):
+        self.seen.append((model, tokenizer, calibration))
+        return self.bound or self
+
+
+@pytest.mark.parametrize("exact_to", ["quantized", "full"])
+@pytest.mark.parametrize("quantizer", ["none", "w8a8"])
+def test_a_drafter_is_bound_once_to_the_model_as_it_was_given(quantizer, exact_to):
+    """Before anything of it is computed, with its tokenizer and the calibration; what bind returns is what drafts."""
+    model, tokenizer = tiny_llama(), word_tokenizer()
+    model.register_forward_pre_hook(lambda *arguments: seen_before.append(len(drafter.seen)))
+    seen_before: list[int] = []
+    drafter = Binding(FunctionDrafter(lambda token_ids, k: token_ids[:1]))
+    choices = {"quantizer": quantizer, "exact_to": exact_to, "calibration": ["the cat", "dog"]}
+    pipe = Pipeline.from_model(model, tokenizer, drafter=drafter, **choices)
+    for _ in range(2):
+        assert pipe.generate_ids([5, 6], max_new_tokens=5, eos_token_id=None).stats["drafted_tokens"] > 0
+    ((given_model, given_tokenizer, calibration),) = drafter.seen
+    assert given_model is model
+    assert given_tokenizer is tokenizer
+    assert [token_ids.tolist() for token_ids in calibration] == [[[5, 6]], [[7]]]
+    assert all(n == 1 for n in seen_before)
+    outermost = pipe.drafter.drafter if (quantizer, exact_to) == ("w8a8", "full") else pipe.drafter
+    assert outermost is drafter.bound
+
+
+def test_a_drafter_may_return_itself_and_there_may_be_no_tokenizer():
+    """Then there is no calibration either."""
+    drafter, model = Binding(None), tiny_llama()
+    assert Pipeline.from_model(model, drafter=drafter).drafter is drafter
+    assert drafter.seen == [(model, None, None)]
+
+
+def test_what_bind_returns_must_be_a_drafter():
+    """The message names who returned it."""
+    with pytest.raises(PluginError, match=r"what Binding\.bind returned has no method start"):
+        Pipeline.from_model(tiny_llama(), drafter=Binding([1, 2]))
+
+
+def test_a_pipeline_over_a_verifier_binds_nothing():
+    """It has no model to bind to; a drafter that can do without drafts."""
+    drafter = Binding(None)
+    assert Pipeline(table_lm(), drafter=drafter).generate_ids(PROMPT_IDS, max_new_tokens=4).token_ids == (
+        *EXPECTED[:4],
+    )
+    assert drafter.seen == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "wants_probs"), [("auto", False), ("greedy", False), ("rejection", True), ("block", True)]
+)
+def test_a_drafter_is_told_whether_its_probabilities_are_judged(policy, wants_probs):
+    """By the policy of its own loop: that of a cascade's inner loop judges none, whatever the outer one does."""
+    seen = []
+
+    class Spy(EmptyDrafter):
+        def start(self, prompt_ids, sampling):
+            seen.append(sampling.wants_probs)
+            return self
+
+    toy_pipeline(drafter=Spy(), policy=policy).generate(PROMPT, max_new_tokens=3)
+    assert seen == [wants_probs]
+    seen.clear()
+    cascade = NestedDrafter(Spy(), table_lm(), k=3, min_k=1)
+    draft = cascade.start(PROMPT_IDS, Sampling(wants_probs=wants_probs)).propose(3)
+    assert seen == [False]
+    assert (draft.probs is not None) == wants_probs

@@ -139,6 +139,10 @@ BROKEN = {
         drafters("x").replace("start(self, prompt_ids, sampling)", "start(self, prompt_ids, sampling, model)"),
         ": Silent.start(prompt_ids, sampling, model) cannot be called as Drafter.start(prompt_ids, sampling): missing",
     ),
+    "an optional method with an argument too few": (
+        drafters("x").replace("    def start", "    def bind(self, model): pass\n    def start"),
+        ": Silent.bind(model) cannot be called as Bindable.bind(model, tokenizer, calibration): too many positional",
+    ),
     "a method of before there was sampling": (
         drafters("x").replace("start(self, prompt_ids, sampling)", "start(self, prompt_ids)"),
         ": Silent.start(prompt_ids) cannot be called as Drafter.start(prompt_ids, sampling): too many positional",

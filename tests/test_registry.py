@@ -42,17 +42,71 @@ def reads_as_text(value: str) -> bool:
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", fullmatch=True)
-TEXTS = st.text(st.characters(exclude_characters=",", exclude_categories=["C", "Z"])).filter(reads_as_text)
+TEXTS = st.text(st.characters(exclude_characters=",()", exclude_categories=["C", "Z"])).filter(reads_as_text)
 VALUES = st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
 
 
-@given(NAMES, st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True), VALUES), st.sampled_from(["", " "]))
+KEYS = st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True)
+
+
+def specs(depth: int = 3) -> st.SearchStrategy[tuple[str, dict]]:
+    """E.g. ``("a", {"k": 5, "inner": ("b", {"path": "x=1", "inner": ("c", {})})})``."""
+    value = VALUES if depth == 0 else VALUES | specs(depth - 1)
+    return st.tuples(NAMES, st.dictionaries(KEYS, value, max_size=3))
+
+
+def written(spec: tuple[str, dict], space: str) -> str:
+    """The spec string, with what is nested in parentheses."""
+    name, options = spec
+    parts = [
+        f"{space}{key}={space}({written(value, space)}){space}" if isinstance(value, tuple) else f"{key}={value}{space}"
+        for key, value in options.items()
+    ]
+    return f"{space}{name}:{','.join(parts)}"
+
+
+def read(spec: str, like: tuple[str, dict]) -> tuple[str, dict]:
+    """Parsed to the depth to which ``like`` is nested."""
+    name, options = parse_spec(spec)
+    nested = {key: value for key, value in like[1].items() if isinstance(value, tuple)}
+    return name, {key: read(text, nested[key]) if key in nested else text for key, text in options.items()}
+
+
+@given(specs(), st.sampled_from(["", " "]))
+def test_what_stands_in_parentheses_is_a_spec_string_of_its_own(spec, space):
+    """To any depth: commas, colons and equals signs inside are no business of what is outside."""
+    assert read(written(spec, space), spec) == spec
+
+
+BALANCED = st.recursive(
+    st.text(st.characters(exclude_characters="()")),
+    lambda inner: st.builds("{}({}){}".format, inner, inner, inner),
+)
+
+
+@given(BALANCED, BALANCED)
+def test_any_text_with_balanced_parentheses_can_be_a_value(text, other):
+    """In parentheses it comes back as it is: also what reads as a number, white space and nothing at all."""
+    assert parse_spec(f"x:a=({text}),b=({other})") == ("x", {"a": text, "b": other})
+
+
+@given(BALANCED, BALANCED, st.sampled_from("()"))
+def test_one_parenthesis_too_many_is_refused(before, after, parenthesis):
+    """Wherever it stands in the options; the message shows the whole."""
+    spec = f"x:a={before}{parenthesis}{after}"
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_spec(spec)
+    other = ")" if parenthesis == "(" else "("
+    assert str(caught.value) == f"{spec!r} has a {parenthesis!r} without its {other!r}"
+
+
+@given(NAMES, st.dictionaries(KEYS, VALUES), st.sampled_from(["", " "]))
 def test_a_spec_string_is_read_as_it_was_written(name, options, space):
     """Name and options come back with their types; white space around them means nothing."""
-    written = [f"{space}{key}{space}={space}{value}{space}" for key, value in options.items()]
-    read_name, read = parse_spec(f"{space}{name}:{','.join(written)}" if options else name)
+    parts = [f"{space}{key}{space}={space}{value}{space}" for key, value in options.items()]
+    read_name, found = parse_spec(f"{space}{name}:{','.join(parts)}" if options else name)
     assert read_name == name
-    assert [(key, type(value), value) for key, value in read.items()] == [
+    assert [(key, type(value), value) for key, value in found.items()] == [
         (key, type(value), value) for key, value in options.items()
     ]
 
@@ -69,13 +123,25 @@ def test_a_spec_string_is_read_as_it_was_written(name, options, space):
         ("x:k=TRUE,j=false", {"k": True, "j": False}),
         ("x:path=C:\\models=new", {"path": "C:\\models=new"}),
         ("x:k=none", {"k": "none"}),
+        ("x:k=(5)", {"k": "5"}),
+        ("x:k=((5))", {"k": "(5)"}),
+        ("x:k=()", {"k": ""}),
+        ("x:k=(a)(b)", {"k": "(a)(b)"}),
+        ("x:k=/models/new (1, 2)", {"k": "/models/new (1, 2)"}),
+        (
+            "nested:drafter=(ngram:k=3,max_n=2),quantizer=(w8a8:lm_head=true),k=16",
+            {"drafter": "ngram:k=3,max_n=2", "quantizer": "w8a8:lm_head=true", "k": 16},
+        ),
     ],
 )
 def test_values_are_numbers_and_booleans_where_they_read_so(spec, options):
-    """Everything else stays text, and only the first ':' and the first '=' of an option divide."""
-    read = parse_spec(spec)[1]
-    assert read == options
-    assert [type(value) for value in read.values()] == [type(value) for value in options.values()]
+    """Everything else stays text, and only the first ':' and the first '=' of an option divide.
+
+    What stands in parentheses stays text too; around a part of a value they only protect its commas.
+    """
+    found = parse_spec(spec)[1]
+    assert found == options
+    assert [type(value) for value in found.values()] == [type(value) for value in options.values()]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +156,12 @@ def test_values_are_numbers_and_booleans_where_they_read_so(spec, options):
         ("ngram:k=5,", "'' in 'ngram:k=5,' is not option=value"),
         ("ngram:k=5 max_n=3,min_n", "'min_n' in 'ngram:k=5 max_n=3,min_n' is not option=value"),
         ("ngram:k=5,k=6", "option 'k' is given twice in 'ngram:k=5,k=6'"),
+        ("nested:drafter=(ngram:k=3", "'nested:drafter=(ngram:k=3' has a '(' without its ')'"),
+        ("nested:drafter=ngram:k=3),k=9", "'nested:drafter=ngram:k=3),k=9' has a ')' without its '('"),
+        ("nested:a=)(", "'nested:a=)(' has a ')' without its '('"),
+        ("nested:(k=3)", "'(k=3)' in 'nested:(k=3)' is not option=value"),
+        ("(ngram:k=3)", "'(ngram:k=3)': parentheses go around a value, as in 'name:option=(…)'"),
+        ("ngram(k=3)", "'ngram(k=3)': parentheses go around a value"),
     ],
 )
 def test_a_spec_string_that_cannot_be_read_is_refused(spec, message):
@@ -102,9 +174,9 @@ def test_a_spec_string_that_cannot_be_read_is_refused(spec, message):
 @pytest.mark.parametrize(
     ("kind", "spec", "fragments"),
     [
-        ("drafter", "ngrm", ["no drafter named 'ngrm'; installed: ngram (quasar-decode ", "Did you mean 'ngram'?"]),
+        ("drafter", "ngrm", ["no drafter named 'ngrm'; installed: model (quasar-decode ", "Did you mean 'ngram'?"]),
         ("drafter", "ngrm:k=5", ["no drafter named 'ngrm'", "Did you mean 'ngram'?"]),
-        ("drafter", "w8a8", ["no drafter named 'w8a8'; installed: ngram (", "none ("]),
+        ("drafter", "w8a8", ["no drafter named 'w8a8'; installed: model (", "nested (", "none ("]),
         ("quantizer", "w8a", ["no quantizer named 'w8a'", "Did you mean 'w8a8'?"]),
         ("policy", "greed", ["no policy named 'greed'; installed: block (", "rejection (", "Did you mean 'greedy'?"]),
         ("policy", "coupling", ["no policy named 'coupling'", "Did you mean 'coupled'?"]),
@@ -142,6 +214,25 @@ def test_an_unknown_name_is_refused_with_what_is_installed(kind, spec, fragments
         ("drafter", "ngram:k=many", "ngram: k='many', expected an integer of at least 1"),
         ("drafter", "ngram:k=true", "ngram: k=True, expected an integer of at least 1"),
         ("drafter", "ngram:min_n=4,max_n=3", "ngram: min_n=4 is greater than max_n=3"),
+        ("drafter", "nested:drafter=(ngram:kk=5)", "has no option 'kk'; its options: k, max_n, min_n."),
+        ("drafter", "nested:drafter=ngrm", "no drafter named 'ngrm'; installed: model ("),
+        ("drafter", "nested:drafter=(nested:quantizer=(w8a8:alhpa=0))", "has no option 'alhpa'; its options: smooth"),
+        ("drafter", "nested:quantizer=w8a9", "no quantizer named 'w8a9'; installed: none ("),
+        ("drafter", "nested:verifier=(causal_ml)", "no verifier named 'causal_ml'; installed: causal_lm ("),
+        ("drafter", "nested:verifier=5", "verifier=int object: give a spec string, or a function"),
+        ("drafter", "nested:k=4", "k=4, min_k=8, max_k=32; expected 1 ≤ min_k ≤ k ≤ max_k"),
+        ("drafter", "nested:k=16.5", "k=16.5; expected an integer of at least 1"),
+        ("drafter", "nested:k=many", "k='many'; expected an integer of at least 1"),
+        ("drafter", "nested:min_margin=-1", "min_margin=-1; expected a number of at least 0"),
+        ("drafter", "nested:min_margin=nan", "min_margin=nan; expected a number of at least 0"),
+        ("drafter", "nested:min_margin=wide", "min_margin='wide'; expected a number of at least 0"),
+        ("drafter", "nested:with_probs=yes", "with_probs='yes'; expected true or false"),
+        ("drafter", "nested:vocab_size=9", "has no option 'vocab_size'; its options: drafter, quantizer, verifier, k"),
+        ("drafter", "model", "model: name=''; say which model drafts, as in model:name=FOLDER"),
+        ("drafter", "model:name=5", "model: name=5; say which model drafts"),
+        ("drafter", "model:name=smollm2/x,k=0", "k=0, min_k=0, max_k=0; expected 1 ≤ min_k ≤ k ≤ max_k"),
+        ("drafter", "model:name=smollm2/x,any_vocabulary=1", "any_vocabulary=1; expected true or false"),
+        ("drafter", "model:name=smollm2/x,dtype=int8", "dtype='int8' is no floating torch dtype"),
     ],
 )
 def test_options_that_a_strategy_does_not_take_are_refused(kind, spec, message):
@@ -207,7 +298,7 @@ def test_an_option_can_be_checked_without_building():
     registry = default_registry()
     registry.check_spec("verifier", "causal_lm")
     registry.check_spec("verifier", object())
-    with pytest.raises(InvalidRequestError, match="has no option 'model'; its options: none"):
+    with pytest.raises(InvalidRequestError, match="has no option 'model'; its options: strict"):
         registry.check_spec("verifier", "causal_lm:model=5")
     with pytest.raises(UnknownStrategyError, match="Did you mean 'causal_lm'"):
         registry.check_spec("verifier", "causal_ml")
@@ -303,6 +394,16 @@ class Bare:
             "quantizer",
             alike(NoQuantizer(), quantize=lambda self, model: model),
             "Alike.quantize(model) cannot be called as Quantizer.quantize(model, calibration=None)",
+        ),
+        (
+            "drafter",
+            alike(EmptyDrafter(), bind=lambda self, model: self),
+            "Alike.bind(model) cannot be called as Bindable.bind(model, tokenizer, calibration): ",
+        ),
+        (
+            "drafter",
+            alike(EmptyDrafter(), bind=None),
+            "has no method bind(model, tokenizer, calibration), which a Bindable must have",
         ),
         (
             "drafter",

@@ -46,15 +46,15 @@ class Coin:
         pass
 
 
-def chi_square(policy: str) -> float:
+def chi_square(policy: str, inner=INNER, target=TARGET, vocab_size=None) -> float:
     """Of the first tokens over N seeds, in a cascade whose blocks are rejected at any place."""
-    drafter = NestedDrafter(EmptyDrafter(), Coin(INNER), k=3, min_k=3, max_k=3, with_probs=True)
-    pipe = Pipeline(Coin(TARGET), drafter=drafter, policy=policy)
+    drafter = NestedDrafter(EmptyDrafter(), Coin(inner), k=3, min_k=3, max_k=3, vocab_size=vocab_size)
+    pipe = Pipeline(Coin(target), drafter=drafter, policy=policy)
     settings = {"max_new_tokens": LENGTH + 3, "temperature": 1.0}
     counts = Counter(pipe.generate_ids([0], seed=seed, **settings).token_ids[:LENGTH] for seed in range(N))
     expected = {
-        tokens: N * math.prod(TARGET[token] for token in tokens)
-        for tokens in itertools.product(range(len(TARGET)), repeat=LENGTH)
+        tokens: N * math.prod(target[token] for token in tokens)
+        for tokens in itertools.product(range(len(target)), repeat=LENGTH)
     }
     return sum((counts[tokens] - n) ** 2 / n for tokens, n in expected.items())
 
@@ -63,6 +63,23 @@ def chi_square(policy: str) -> float:
 def test_the_tokens_of_several_steps_have_the_targets_joint_distribution(policy):
     """p = (.5, .5), q = (.9, .1), blocks of 3: most end in their middle, and the next begins among rejected tokens."""
     assert chi_square(policy) < CRITICAL
+
+
+@pytest.mark.parametrize("policy", ["rejection", "block"])
+def test_a_drafter_with_more_ids_than_the_target_keeps_the_distribution(policy):
+    """It is told how many the target has, and gives the others no probability."""
+    assert chi_square(policy, inner=(0.6, 0.1, 0.3), vocab_size=2) < CRITICAL
+
+
+def test_the_frequencies_show_a_draft_that_was_cut_at_an_id_beyond():
+    """Planted bug: that the draft was cut tells of what would have been rejected, and is taken for nothing."""
+    assert chi_square("rejection", inner=(0.6, 0.1, 0.3)) > CRITICAL
+
+
+@pytest.mark.parametrize("policy", ["rejection", "block"])
+def test_a_drafter_with_fewer_ids_than_the_target_keeps_the_distribution(policy):
+    """What it lacks it reads as another id and never drafts. Chi-square with 26 degrees of freedom: 1 in 10**5."""
+    assert chi_square(policy, inner=(0.9, 0.1), target=(0.5, 0.3, 0.2), vocab_size=3) < 70
 
 
 def test_the_frequencies_show_noise_that_is_used_twice(monkeypatch):

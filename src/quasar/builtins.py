@@ -10,6 +10,8 @@ from quasar.hookspecs import Factory, hookimpl
 @hookimpl
 def quasar_drafters() -> Mapping[str, Factory]:
     return {
+        "model": "quasar.drafters.model:ModelDrafter",
+        "nested": "quasar.drafters.nested:CascadeDrafter",
         "ngram": "quasar.drafters.ngram:NgramDrafter",
         "none": "quasar.drafters.none:EmptyDrafter",
     }

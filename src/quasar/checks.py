@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from quasar.errors import NumericalError, PluginError
-from quasar.protocols import AcceptancePolicy, Drafter, DraftSession, Need, Verifier, VerifySession
+from quasar.protocols import AcceptancePolicy, Bindable, Drafter, DraftSession, Need, Verifier, VerifySession
 from quasar.sampling import Sampling, check_choosable
 from quasar.signatures import check_signatures
 from quasar.types import Draft, Verdict, Verification
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+def bind_drafter(
+    drafter: Drafter, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None
+) -> Drafter:
+    """What the method ``bind`` of a drafter returns, checked to be a drafter; the drafter itself if it has none."""
+    if not is_bindable(drafter):
+        return drafter
+    bindable: Bindable = drafter  # type: ignore[assignment]
+    bound = bindable.bind(model, tokenizer, calibration)
+    check_signatures(Drafter, bound, f"what {type(drafter).__name__}.bind returned")
+    return bound
+
+
+def is_bindable(drafter: Drafter) -> bool:
+    """Whether a drafter wants to know the target's model."""
+    return hasattr(drafter, "bind")
 
 
 def start_drafting(drafter: Drafter, prompt_ids: Sequence[int], sampling: Sampling) -> DraftSession:

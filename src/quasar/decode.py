@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import attrs
+
 from quasar.checks import (
     checked_draft,
     checked_verdict,
@@ -39,8 +41,9 @@ def decode(
     stats: DecodeStats,
 ) -> Iterator[Step]:
     """Decode one sequence; yields the tokens of each step as soon as they are final."""
+    wants_probs = getattr(policy, "uses_draft_probs", False)
     with stats.prefilling:
-        drafting = start_drafting(drafter, prompt_ids, sampling)
+        drafting = start_drafting(drafter, prompt_ids, attrs.evolve(sampling, wants_probs=wants_probs))
         verifying = start_verifying(verifier, prompt_ids, drafter.needs)
     here = sampling.at(len(prompt_ids))
     yield from speculate(drafting, verifying, verifier, policy, here, stopping, processing, stats)

@@ -23,7 +23,7 @@ class LoadedModel:
 
     name: str
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
 
 
 def load_model(
@@ -50,6 +50,12 @@ def load_model(
     except (OSError, ValueError, ImportError) as error:
         raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
     return LoadedModel(name, model.to(place).eval(), tokenizer)  # type: ignore[arg-type]
+
+
+def check_loadable(name: str, dtype: str | torch.dtype | None = None) -> None:
+    """Raise what :func:`load_model` would, as far as it shows without loading; whether a Hub id exists does not."""
+    _as_dtype(dtype, torch.device("cpu"))
+    _locate(name)
 
 
 def _locate(name: str) -> dict[str, Any]:

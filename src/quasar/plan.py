@@ -10,7 +10,8 @@ import attrs
 import torch
 from transformers import PreTrainedModel
 
-from quasar.drafters.nested import NestedDrafter
+from quasar.checks import bind_drafter, is_bindable
+from quasar.drafters.nested import CascadeDrafter
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.prompts import encode_prompt
 from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
@@ -81,18 +82,17 @@ class Plan:
         verifier = choices.get("verifier", "causal_lm")
         registry = default_registry()
         built: Quantizer = registry.build("quantizer", quantizer)
-        if not isinstance(verifier, str) and not callable(verifier):
-            raise InvalidRequestError(
-                f"verifier={type(verifier).__name__} object: give a spec string, or a function from the quantized "
-                "model to a Verifier; a Verifier that exists already goes to Pipeline(verifier, tokenizer)"
-            )
-        registry.check_spec("verifier", verifier)
+        built_drafter: Drafter = registry.build("drafter", drafter)
+        registry.check_verifier(verifier)
+        exact_to = _checked_exact_to(choices.get("exact_to", "quantized"), built)
+        if exact_to == "full" and not isinstance(built, NoQuantizer):
+            built_drafter = CascadeDrafter(built_drafter, built, verifier)
         named = {"drafter": drafter, "quantizer": quantizer, "policy": policy, "verifier": verifier}
         return cls(
-            drafter=registry.build("drafter", drafter),
+            drafter=built_drafter,
             quantizer=built,
             policy=registry.build("policy", "coupled" if policy == "auto" else policy),
-            exact_to=_checked_exact_to(choices.get("exact_to", "quantized"), built),
+            exact_to=exact_to,
             verifier=verifier,
             calibration=_prompts(choices.get("calibration")),
             strict=choices.get("strict", False),
@@ -111,30 +111,22 @@ class Plan:
         return not isinstance(self.quantizer, NoQuantizer)
 
     def assemble(self, model: PreTrainedModel, tokenizer: Any) -> tuple[Verifier, Drafter]:
-        """Quantize the model; returns the verifier of the target and what drafts for it.
-
-        To be exact to the full model, the whole loop over the quantized one becomes the drafter. The two models share
-        every tensor that quantizing does not change.
-        """
-        quantized = self.quantizer.quantize(model, self.calibration_for(model, tokenizer))
-        verifier = self.verifier_of(quantized)
-        if not self.quantizes or self.exact_to == "quantized":
-            return verifier, self.drafter
-        with_probs = getattr(self.policy, "uses_draft_probs", False)
-        return self.verifier_of(model), NestedDrafter(self.drafter, verifier, with_probs=with_probs)
+        """Make the target of the model; returns its verifier and what drafts for it, bound to the model."""
+        calibration = self.calibration_for(model, tokenizer)
+        drafter = bind_drafter(self.drafter, model, tokenizer, calibration)  # first, for it may refuse the model
+        target = model if self.exact_to == "full" else self.quantizer.quantize(model, calibration)
+        return self.verifier_of(target), drafter
 
     def calibration_for(self, model: PreTrainedModel, tokenizer: Any) -> list[torch.Tensor] | None:
         """``[1, T]`` token ids of each calibration prompt; ``None`` where there is no use or no tokenizer for them."""
-        if not self.quantizes or tokenizer is None:
+        if tokenizer is None or not (self.quantizes or is_bindable(self.drafter)):
             return None
         encoded = (encode_prompt(tokenizer, prompt)[:_CALIBRATION_TOKENS] for prompt in self.calibration)
         return [torch.tensor([token_ids], device=model.device) for token_ids in encoded]
 
     def verifier_of(self, model: Any) -> Verifier:
-        """The verifier over the quantized model."""
-        registry = default_registry()
-        made = self.verifier if isinstance(self.verifier, str) else self.verifier(model)
-        verifier: Verifier = registry.build("verifier", made, model)
+        """The verifier over the target."""
+        verifier: Verifier = default_registry().build_verifier(self.verifier, model)
         return strictly(verifier) if self.strict else verifier
 
     def describe(self, model: PreTrainedModel) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pluggy
 from quasar import builtins, hookspecs
 from quasar.errors import PluginError
 from quasar.hookspecs import Factory
-from quasar.protocols import AcceptancePolicy, Drafter, Kernel, Quantizer, Verifier
+from quasar.protocols import AcceptancePolicy, Bindable, Drafter, Kernel, Quantizer, Verifier
 from quasar.signatures import check_class
 
 ENTRY_POINT_GROUP = "quasar"
@@ -179,5 +179,8 @@ def _checked_entries(kind: str, hook: str, protocol: type, provided: object, ori
                 "'package.module:attribute'"
             )
         if inspect.isclass(factory):
-            check_class(protocol, factory, f"{kind} {name!r} of plug-in {origin}")
+            who = f"{kind} {name!r} of plug-in {origin}"
+            check_class(protocol, factory, who)
+            if kind == "drafter" and hasattr(factory, "bind"):
+                check_class(Bindable, factory, who)
         yield Entry(kind, name, factory, origin)

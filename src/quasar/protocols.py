@@ -16,6 +16,7 @@ from quasar.types import Draft, Verdict, Verification
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
     from quasar.quantizers.weight import QuantizedWeight
     from quasar.sampling import Sampling
@@ -44,7 +45,11 @@ class DraftSession(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes cheaply. ``needs`` names what it wants to see of each verification (usually nothing)."""
+    """Proposes cheaply. ``needs`` names what it wants to see of each verification (usually nothing).
+
+    A drafter may have a method ``bind(model, tokenizer, calibration)`` that returns the drafter to use: it is then a
+    :class:`Bindable` too.
+    """
 
     needs: frozenset[Need]
 
@@ -54,7 +59,30 @@ class Drafter(Protocol):
         Args:
             prompt_ids: Prompt.
             sampling: How the target will choose. Most drafters ignore it; one that draws at random uses
-                ``sampling.at(position).draw(probs, row)``, which shares its noise with the policy ``coupled``.
+                ``sampling.at(position).draw(probs, row)``, which shares its noise with the policy ``coupled``, and
+                gives ``probs`` with its drafts where ``sampling.wants_probs``.
+
+        Raises:
+            InvalidRequestError: It has a method ``bind``, nobody called it, and it cannot draft without.
+        """
+        ...
+
+
+class Bindable(Protocol):
+    """What a drafter is besides that wants to know the target's model: to compare vocabularies, or to share weights."""
+
+    def bind(self, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None) -> Drafter:
+        """Return the drafter for this model, maybe itself. Called once for each pipeline, before any forward of it.
+
+        A pipeline that is built on a verifier has no model and does not call it.
+
+        Args:
+            model: As it was given, hence in full precision. It is shared: keep it, and do not change it.
+            tokenizer: The model's, or ``None``.
+            calibration: ``[1, T]`` integer tensors of token ids, ``None`` without a tokenizer.
+
+        Raises:
+            InvalidRequestError: It cannot draft for this model.
         """
         ...
 

@@ -14,7 +14,7 @@ import attrs
 
 from quasar.errors import InvalidRequestError, PluginError, QuasarError, UnknownStrategyError
 from quasar.plugins import KINDS, Entry, LoadedPlugin, Origin, load_plugins
-from quasar.protocols import Invariance, Need
+from quasar.protocols import Bindable, Invariance, Need
 from quasar.signatures import check_function, check_signatures
 
 logger = logging.getLogger("quasar")
@@ -25,16 +25,21 @@ Option = int | float | bool | str
 def parse_spec(spec: str) -> tuple[str, dict[str, Option]]:
     """Split ``"name:option=value,…"``; values that read as int, float or true/false become that, others stay text.
 
+    Parentheses protect commas, colons and equals signs, to any depth. A value that stands in parentheses as a whole is
+    the text inside, as it is: ``"nested:drafter=(ngram:k=3,max_n=2),k=16"``.
+
     Raises:
-        InvalidRequestError: No name, an option without a value, an option given twice.
+        InvalidRequestError: No name, an option without a value, an option given twice, unbalanced parentheses.
     """
     name, _, rest = spec.partition(":")
     if not name.strip():
         raise InvalidRequestError(f"{spec!r} has no name; write 'name' or 'name:option=value,option=value'")
+    if _has_parenthesis(name):
+        raise InvalidRequestError(f"{spec!r}: parentheses go around a value, as in 'name:option=(…)'")
     options: dict[str, Option] = {}
-    for part in rest.split(",") if rest.strip() else ():
+    for part in _split(rest, spec) if rest.strip() else ():
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (key and equals and value):
+        if not (key and equals and value) or _has_parenthesis(key):
             raise InvalidRequestError(f"{part.strip()!r} in {spec!r} is not option=value")
         if key in options:
             raise InvalidRequestError(f"option {key!r} is given twice in {spec!r}")
@@ -42,7 +47,39 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Option]]:
     return name.strip(), options
 
 
+def _split(options: str, spec: str) -> list[str]:
+    """The pieces of ``options``, a part of ``spec``, between the commas that no parentheses protect."""
+    pieces, depth = [""], 0
+    for character in options:
+        depth += (character == "(") - (character == ")")
+        if depth < 0:
+            raise InvalidRequestError(f"{spec!r} has a ')' without its '('")
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    if depth > 0:
+        raise InvalidRequestError(f"{spec!r} has a '(' without its ')'")
+    return pieces
+
+
+def _has_parenthesis(text: str) -> bool:
+    return "(" in text or ")" in text
+
+
+def _is_wrapped(value: str) -> bool:
+    """Whether the first character opens the parenthesis that the last one closes."""
+    depth = 0
+    for i, character in enumerate(value):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return i > 0 and i == len(value) - 1
+    return False
+
+
 def _parse_value(value: str) -> Option:
+    if _is_wrapped(value):
+        return value[1:-1]
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
     for number in (int, float):
@@ -128,6 +165,19 @@ class Registry:
         """What :meth:`build` would call for a spec string; raises what it would raise for the name."""
         return self._prepare(kind, spec, int(kind == "verifier"))[0]
 
+    def check_verifier(self, choice: object) -> None:
+        """Check what verifies a model that is not there yet: a spec string, or a function from it to a Verifier."""
+        if not isinstance(choice, str) and not callable(choice):
+            raise InvalidRequestError(
+                f"verifier={type(choice).__name__} object: give a spec string, or a function from the quantized "
+                "model to a Verifier; a Verifier that exists already goes to Pipeline(verifier, tokenizer)"
+            )
+        self.check_spec("verifier", choice)
+
+    def build_verifier(self, choice: Any, model: Any) -> Any:
+        """The Verifier over ``model``, by a choice that :meth:`check_verifier` has passed."""
+        return self.build("verifier", choice if isinstance(choice, str) else choice(model), model)
+
     def _prepare(self, kind: str, spec: str, n_arguments: int) -> tuple[Callable[..., Any], dict[str, Option], str]:
         """The factory, the options that it takes, and how to call the strategy in a message."""
         name, options = parse_spec(spec)
@@ -203,6 +253,8 @@ def _checked(kind: str, strategy: object, who: str) -> Any:
         check_function(strategy, lambda token_ids, k: (), who)
         return FunctionDrafter(strategy)
     check_signatures(protocol, strategy, who)
+    if kind == "drafter" and hasattr(strategy, "bind"):
+        check_signatures(Bindable, strategy, who)
     _check_declared(kind, strategy, who)
     return strategy
 

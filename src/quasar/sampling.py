@@ -39,6 +39,8 @@ class Sampling:
         min_p: Then keep tokens at least this times as probable as the most probable.
         seed: Of the noise.
         position: Absolute index, in prompt and output, of the token that row 0 of the logits predicts.
+        wants_probs: The policy judges a draft by the probabilities it was drawn from, so a drafter that has some gives
+            them and draws with noise of its own (see :meth:`apart`).
 
     The order of the cuts and their rules for ties are those of transformers' logits warpers, which do them.
     """
@@ -49,6 +51,7 @@ class Sampling:
     min_p: float | None = None
     seed: int = 0
     position: int = 0
+    wants_probs: bool = False
 
     @property
     def is_greedy(self) -> bool:

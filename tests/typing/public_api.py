@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from quasar import Draft, GenerationResult, Pipeline, Verdict, Verification, hookimpl
-from quasar.drafters.nested import NestedDrafter
+from quasar.drafters.model import ModelDrafter
+from quasar.drafters.nested import CascadeDrafter, NestedDrafter
 from quasar.hookspecs import Factory
-from quasar.protocols import AcceptancePolicy, Drafter, DraftSession, Need, Verifier, VerifySession
+from quasar.protocols import AcceptancePolicy, Bindable, Drafter, DraftSession, Need, Verifier, VerifySession
 from quasar.sampling import Sampling
 
 
@@ -60,6 +61,10 @@ def use(verifier: Verifier) -> GenerationResult:
     verify_session: VerifySession = verifier.start([1])
     verify_session.commit([2])
     Pipeline(verifier, drafter=guess, policy=policy)
+    bindable: Bindable = CascadeDrafter(drafter, quantizer="none", k=16)
+    model_drafter: Drafter = ModelDrafter("smollm2", k=4)
+    Pipeline.from_pretrained("smollm2", drafter=model_drafter)
+    print(bindable)
     Pipeline(verifier, drafter=NestedDrafter(drafter, verifier, k=8, with_probs=True), policy="block")
     pipe = Pipeline.from_pretrained("smollm2", drafter=MyDrafter(), quantizer="w8a8", exact_to="quantized")
     for chunk in pipe.stream([{"role": "user", "content": "hello"}], stop=["\n"], max_new_tokens=3):

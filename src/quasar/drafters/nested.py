@@ -12,21 +12,63 @@ an outer policy that judges probabilities, each block is drawn with noise of its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
+from torch import Tensor
 
-from quasar.checks import start_drafting, start_verifying
+from quasar.checks import bind_drafter, start_drafting, start_verifying
 from quasar.decode import speculate
 from quasar.errors import InvalidRequestError
 from quasar.policies.coupled import CoupledPolicy
 from quasar.prefix import common_prefix_length
-from quasar.processing import Processing
-from quasar.protocols import Drafter, Need, Verifier
+from quasar.processing import Processing, Processor
+from quasar.protocols import Drafter, DraftSession, Need, Quantizer, Verifier, VerifySession
+from quasar.registry import default_registry
 from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
 from quasar.types import EMPTY_DRAFT, Draft, Step, Verification
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@attrs.frozen
+class Blocks:
+    """How long the blocks of a nested drafter are; its options in one record, checked.
+
+    Args:
+        k: Tokens of the first block, at least 1.
+        min_k: See ``max_k``.
+        max_k: Blocks grow to this while they are confirmed whole, and shrink towards ``min_k`` while they are not.
+        min_margin: End a block early after a token that the inner target preferred to the runner-up by less than this,
+            in nats: there the outer target is likely to choose otherwise. 0: never. Not where probabilities are given,
+            for a token is then judged by its probability and not by who came second.
+        with_probs: Give the inner target's probabilities with each draft, also where the policy does not ask for them
+            (``Sampling.wants_probs``).
+    """
+
+    k: int = 24
+    min_k: int = 8
+    max_k: int = 32
+    min_margin: float = 0.5
+    with_probs: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        lengths = {"k": self.k, "min_k": self.min_k, "max_k": self.max_k}
+        for name, length in lengths.items():
+            if isinstance(length, bool) or not isinstance(length, int):
+                raise InvalidRequestError(f"{name}={length!r}; expected an integer of at least 1")
+        if not 1 <= self.min_k <= self.k <= self.max_k:
+            shown = ", ".join(f"{name}={length}" for name, length in lengths.items())
+            raise InvalidRequestError(f"{shown}; expected 1 ≤ min_k ≤ k ≤ max_k")
+        if isinstance(self.min_margin, bool | str) or not self.min_margin >= 0:
+            raise InvalidRequestError(f"min_margin={self.min_margin!r}; expected a number of at least 0")
+        if not isinstance(self.with_probs, bool):
+            raise InvalidRequestError(f"with_probs={self.with_probs!r}; expected true or false")
 
 
 class NestedDrafter:
@@ -34,15 +76,10 @@ class NestedDrafter:
 
     Args:
         drafter: Of the inner loop; another NestedDrafter makes a cascade of three levels.
-        verifier: Of the inner loop, usually a quantized copy of the outer target.
-        k: Tokens of the first block, at least 1.
-        max_k: Blocks grow to this while they are confirmed whole, and shrink towards ``min_k`` while they are not.
-        min_k: See ``max_k``.
-        min_margin: End a block early after a token that the inner target preferred to the runner-up by less than this,
-            in nats: there the outer target is likely to choose otherwise. 0: never. Not with ``with_probs``, where a
-            token is judged by its probability and not by who came second.
-        with_probs: Give the inner target's probabilities with each draft; the policies ``rejection`` and ``block`` need
-            them.
+        verifier: Of the inner loop, usually of a quantized copy of the outer target. Its vocabulary may have another
+            size: ids that it lacks are shown to it as 0.
+        k, min_k, max_k, min_margin, with_probs: As of :class:`Blocks`.
+        vocab_size: Of the outer target: ids from there on are never drafted. ``None``: the inner target has no more.
     """
 
     needs: frozenset[Need] = frozenset()
@@ -57,18 +94,65 @@ class NestedDrafter:
         max_k: int = 32,
         min_margin: float = 0.5,
         with_probs: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
-        if not 1 <= min_k <= k <= max_k:
-            raise InvalidRequestError(f"nested: k={k}, min_k={min_k}, max_k={max_k}; expected 1 ≤ min_k ≤ k ≤ max_k")
         self.drafter, self.verifier = drafter, verifier
-        if not min_margin >= 0:
-            raise InvalidRequestError(f"nested: min_margin={min_margin}; expected a number of at least 0")
-        self.k, self.min_k, self.max_k = k, min_k, max_k
-        self.min_margin = min_margin
-        self.with_probs = with_probs
+        self.blocks = Blocks(k, min_k, max_k, min_margin, with_probs)
+        cut = vocab_size is not None and vocab_size < verifier.vocab_size
+        self.processors: tuple[Processor, ...] = (_only_ids_below(vocab_size),) if cut and vocab_size else ()
 
     def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> NestedSession:
         return NestedSession(self, prompt_ids, sampling)
+
+
+class CascadeDrafter:
+    """A model drafts for itself: a quantized copy of it, with a drafter of its own, decodes the blocks.
+
+    It drafts once it is bound to the model. What ``bind`` returns is a :class:`NestedDrafter`.
+
+    Args:
+        drafter: Of the copy: spec string, Drafter or function. It is bound to the full model too, so another
+            CascadeDrafter makes a cascade of three levels.
+        quantizer: Spec string or Quantizer. The copy shares every tensor that quantizing does not change.
+        verifier: Of the copy: spec string, or a function from the copy to a Verifier.
+        k, min_k, max_k, min_margin, with_probs: As of :class:`Blocks`.
+
+    Raises:
+        InvalidRequestError: A name, an option or a value of any of these that is not one; before there is a model.
+    """
+
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(
+        self,
+        drafter: str | Drafter | Callable[[list[int], int], Iterable[int]] = "ngram",
+        quantizer: str | Quantizer = "w8a8",
+        verifier: str | Callable[[Any], Verifier] = "causal_lm",
+        k: int = 24,
+        min_k: int = 8,
+        max_k: int = 32,
+        min_margin: float = 0.5,
+        with_probs: bool = False,
+    ) -> None:
+        registry = default_registry()
+        self._drafter: Drafter = registry.build("drafter", drafter)
+        self._quantizer: Quantizer = registry.build("quantizer", quantizer)
+        registry.check_verifier(verifier)
+        self._verifier = verifier
+        self._blocks = Blocks(k, min_k, max_k, min_margin, with_probs)
+
+    def bind(self, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None) -> NestedDrafter:
+        """Quantize the model; see :class:`quasar.protocols.Bindable`."""
+        drafter = bind_drafter(self._drafter, model, tokenizer, calibration)
+        copy = self._quantizer.quantize(model, calibration)
+        verifier: Verifier = default_registry().build_verifier(self._verifier, copy)
+        return NestedDrafter(drafter, verifier, **attrs.asdict(self._blocks))
+
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> DraftSession:
+        raise InvalidRequestError(
+            "nested: there is no model to quantize; make the pipeline of a model (Pipeline.from_model, "
+            "from_pretrained), or give NestedDrafter a verifier of your own"
+        )
 
 
 class NestedSession:
@@ -76,22 +160,22 @@ class NestedSession:
 
     def __init__(self, options: NestedDrafter, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         self._options = options
-        self._sampling = sampling
-        self._confirmed = list(prompt_ids)
+        self._with_probs = options.blocks.with_probs or sampling.wants_probs
+        self._sampling = attrs.evolve(sampling, wants_probs=False)  # the policy of the inner loop reads none
         self._ahead: list[int] = []
-        self._k = options.k
-        self._drafting = start_drafting(options.drafter, prompt_ids, sampling)
-        self._verifying = start_verifying(options.verifier, prompt_ids, options.drafter.needs)
+        self._k = options.blocks.k
+        self._drafting: DraftSession | None = None
+        self._verifying: VerifySession | None = None
+        self.restart(prompt_ids)
 
     def propose(self, max_tokens: int) -> Draft:
-        room = (self._options.verifier.max_length or float("inf")) - len(self._confirmed)
-        k = int(min(self._k, max_tokens, room))
+        k = int(min(self._k, max_tokens, self._room))
         if k < 1:
             return EMPTY_DRAFT
         probs = []
         for step in self._speculate(k):
             self._ahead += step.emission.token_ids
-            if self._options.with_probs:
+            if self._with_probs:
                 judged = step.verification.logits[: len(step.emission.token_ids)]
                 probs.append(self._sampling.probabilities(judged))
             elif self._is_unsure(step):
@@ -101,44 +185,58 @@ class NestedSession:
     def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
         if self._ahead:
             self._adapt(common_prefix_length(self._ahead, token_ids))
-        self._confirmed += token_ids
+        self._confirmed += self._legible(token_ids)
         self._ahead = []
         self._follow()
 
     def restart(self, token_ids: Sequence[int]) -> None:
-        self._confirmed, self._ahead = list(token_ids), []
+        self._confirmed, self._ahead = self._legible(token_ids), []
         self._follow()
 
+    @property
+    def _room(self) -> float:
+        """Tokens that the inner target's context still holds; what is confirmed may have outgrown it."""
+        return (self._options.verifier.max_length or float("inf")) - len(self._confirmed)
+
+    def _legible(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens as the inner target gets to see them."""
+        return [token_id if token_id < self._options.verifier.vocab_size else 0 for token_id in token_ids]
+
     def _speculate(self, k: int) -> Iterator[Step]:
+        assert self._drafting is not None
+        assert self._verifying is not None
         here = self._sampling.at(len(self._confirmed))
         return speculate(
             self._drafting,
             self._verifying,
             self._options.verifier,
             CoupledPolicy(),
-            here.apart() if self._options.with_probs else here,
+            here.apart() if self._with_probs else here,
             Stopping(k),
-            Processing(self._confirmed),
+            Processing(self._confirmed, self._options.processors),
             DecodeStats(),
         )
 
     def _is_unsure(self, step: Step) -> bool:
         """Whether some choice of a step, whose tokens are the last of those ahead, was a narrow one."""
-        if self._options.min_margin == 0:
+        min_margin = self._options.blocks.min_margin
+        if min_margin == 0:
             return False
         n = len(step.emission.token_ids)
         here = self._sampling.at(len(self._confirmed) + len(self._ahead) - n)
         margins = (here.margin(step.verification.logits[row], row) for row in range(n))
-        return any(margin < self._options.min_margin for margin in margins)
+        return any(margin < min_margin for margin in margins)
 
     def _follow(self) -> None:
-        """Bring the inner sessions to what is confirmed."""
+        """Bring the inner sessions to what is confirmed; the first time they are started."""
         options, token_ids = self._options, self._confirmed
-        if hasattr(self._drafting, "restart"):
+        if self._room < 1:
+            return  # drafting is over
+        if self._drafting is not None and hasattr(self._drafting, "restart"):
             self._drafting.restart(token_ids)
         else:
             self._drafting = start_drafting(options.drafter, token_ids, self._sampling)
-        if hasattr(self._verifying, "restart"):
+        if self._verifying is not None and hasattr(self._verifying, "restart"):
             self._verifying.restart(token_ids)
         else:
             self._verifying = start_verifying(options.verifier, token_ids, options.drafter.needs)
@@ -146,4 +244,12 @@ class NestedSession:
     def _adapt(self, survived: int) -> None:
         """A block confirmed whole makes the next one longer; otherwise it moves towards what survived."""
         longer = self._k + self._k // 2 if survived == len(self._ahead) else (self._k + survived) // 2 + 1
-        self._k = max(self._options.min_k, min(self._options.max_k, longer))
+        self._k = max(self._options.blocks.min_k, min(self._options.blocks.max_k, longer))
+
+
+def _only_ids_below(vocab_size: int) -> Processor:
+    def processor(input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores[:, vocab_size:] = -float("inf")
+        return scores
+
+    return processor

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quasar.errors import NumericalError
+from quasar.quantizers.linear import QuantizedLinear
 
 
 @attrs.frozen(eq=False)
@@ -43,7 +44,8 @@ class Skipped:
 
 def structure_copy(model: nn.Module) -> Any:
     """A copy of all modules that shares every tensor with ``model``: replace tensors in it, never write to them."""
-    memo = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
+    executors = (module.executor for module in model.modules() if isinstance(module, QuantizedLinear))
+    memo = {id(shared): shared for shared in itertools.chain(model.parameters(), model.buffers(), executors)}
     return copy.deepcopy(model, memo)
 
 

@@ -228,7 +228,7 @@ def test_an_unknown_name_is_refused_with_what_is_installed(kind, spec, fragments
         ("drafter", "nested:min_margin=wide", "min_margin='wide'; expected a number of at least 0"),
         ("drafter", "nested:with_probs=yes", "with_probs='yes'; expected true or false"),
         ("drafter", "nested:vocab_size=9", "has no option 'vocab_size'; its options: drafter, quantizer, verifier, k"),
-        ("drafter", "model", "model: name=''; say which model drafts, as in model:name=FOLDER"),
+        ("drafter", "model", "drafter 'model' .* needs the option 'name'; write NAME:name=…"),
         ("drafter", "model:name=5", "model: name=5; say which model drafts"),
         ("drafter", "model:name=smollm2/x,k=0", "k=0, min_k=0, max_k=0; expected 1 ≤ min_k ≤ k ≤ max_k"),
         ("drafter", "model:name=smollm2/x,any_vocabulary=1", "any_vocabulary=1; expected true or false"),

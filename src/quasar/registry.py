@@ -161,9 +161,11 @@ class Registry:
         if isinstance(spec, str):
             self._prepare(kind, spec, 1)
 
-    def factory(self, kind: str, spec: str) -> Callable[..., Any]:
-        """What :meth:`build` would call for a spec string; raises what it would raise for the name."""
-        return self._prepare(kind, spec, int(kind == "verifier"))[0]
+    def required_options(self, kind: str, name: str) -> list[str]:
+        """Options that the factory of that name has no default for."""
+        entry = self._entry(kind, name)
+        factory = _resolve(entry, f"{kind} {name!r} of {entry.origin}")
+        return _required(_options_of(factory, int(kind == "verifier")))
 
     def check_verifier(self, choice: object) -> None:
         """Check what verifies a model that is not there yet: a spec string, or a function from it to a Verifier."""
@@ -229,13 +231,12 @@ def _resolve(entry: Entry, who: str) -> Callable[..., Any]:
 
 
 def _check_options(factory: Callable[..., Any], options: Mapping[str, Option], n_arguments: int, who: str) -> None:
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())[n_arguments:]
-    except ValueError:
-        return
+    parameters = _options_of(factory, n_arguments)
+    if missing := [name for name in _required(parameters) if name not in options]:
+        raise InvalidRequestError(f"{who} needs the option {missing[0]!r}; write NAME:{missing[0]}=…")
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    known = [parameter.name for parameter in parameters]
     for option in options:
         if option not in known:
             close = difflib.get_close_matches(option, known, n=1)
@@ -243,6 +244,19 @@ def _check_options(factory: Callable[..., Any], options: Mapping[str, Option], n
             raise InvalidRequestError(
                 f"{who} has no option {option!r}; its options: {', '.join(known) or 'none'}.{hint}"
             )
+
+
+def _options_of(factory: Callable[..., Any], n_arguments: int) -> list[inspect.Parameter]:
+    """What a factory takes by name, after as many arguments; anything, if it does not say."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())[n_arguments:]
+    except ValueError:
+        return [inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)]
+    return [parameter for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+
+
+def _required(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    return [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
 
 
 def _checked(kind: str, strategy: object, who: str) -> Any:

@@ -49,7 +49,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        name: str | LoadedModel = "",
+        name: str | LoadedModel,
         k: int = 5,
         min_k: int | None = None,
         max_k: int | None = None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
-from quasar.checks import checked_draft, start_drafting, start_verifying
+from quasar.checks import bind_drafter, checked_draft, is_bindable, start_drafting, start_verifying
 from quasar.decode import decode, reference_decode
 from quasar.policies.coupled import CoupledPolicy
 from quasar.processing import Processing
@@ -19,17 +20,21 @@ from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
 from quasar.testing.chi_square import check_frequencies
 from quasar.testing.fakes import TableLM
+from quasar.testing.models import tiny
 from quasar.testing.running import for_all, global_random_state_kept, require
 from quasar.testing.strategies import Turn, dialogues, token_ids
 from quasar.types import Draft
+from quasar.verifiers.causal_lm import CausalLMVerifier
 
 DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
 
-_SAMPLING = Sampling(temperature=1.0, seed=7)
+_SAMPLING = Sampling(temperature=1.0, seed=7, wants_probs=True)
 _DRAWS = 400
 
 
-def check_drafter(drafter: DrafterLike, *, target: Verifier | None = None, examples: int = 50) -> None:
+def check_drafter(
+    drafter: DrafterLike, *, target: Verifier | None = None, model: Any = None, examples: int = 50
+) -> None:
     """Check that a drafter keeps its protocol, over random prompts and random outcomes of its drafts.
 
     A draft is legal, with probabilities (if any) that are distributions, one row a token, from which the tokens were
@@ -40,6 +45,7 @@ def check_drafter(drafter: DrafterLike, *, target: Verifier | None = None, examp
         drafter: Spec string, Drafter, or a function ``(token_ids, k) -> token ids``.
         target: What its drafts are verified by; ``None``: a random table over 40 tokens. Needed where the drafter
             knows a vocabulary.
+        model: A causal LM that a drafter with ``bind`` is bound to, and its target; ``None``: a tiny random Llama.
         examples: Of each property.
 
     Raises:
@@ -47,8 +53,11 @@ def check_drafter(drafter: DrafterLike, *, target: Verifier | None = None, examp
         PluginError: Its signatures, or what it returns, do not fit.
     """
     built: Drafter = default_registry().build("drafter", drafter)
-    lm: Verifier = TableLM(40, levels=4) if target is None else target
     who = type(built).__name__
+    lm: Verifier = TableLM(40, levels=4) if target is None else target
+    if is_bindable(built):
+        model = tiny("llama") if model is None else model
+        built, lm = bind_drafter(built, model, None, None), CausalLMVerifier(model)
     prompts, turns = token_ids(lm.vocab_size), dialogues(lm.vocab_size)
 
     @for_all(examples, prompts, turns)
@@ -160,7 +169,7 @@ def check_draws(drafter: Drafter, target: Verifier) -> None:
     drawn: Counter[int] = Counter()
     probs: dict[int, float] = {}
     for seed in range(_DRAWS):
-        session = start_drafting(drafter, prompt, Sampling(temperature=1.0, seed=seed))
+        session = start_drafting(drafter, prompt, Sampling(temperature=1.0, seed=seed, wants_probs=True))
         draft = session.propose(1)
         if draft.probs is None or not len(draft):
             return

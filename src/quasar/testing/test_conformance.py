@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -55,7 +54,4 @@ def required_options(kind: str, spec: str) -> list[str]:
     """Options without a default, of a spec string that gives none."""
     if ":" in spec:
         return []
-    factory = default_registry().factory(kind, spec)
-    parameters = list(inspect.signature(factory).parameters.values())[kind == "verifier" :]
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+    return default_registry().required_options(kind, spec)

@@ -288,7 +288,7 @@ def test_the_options_of_the_drafter_model_are_listed_with_the_defaults_that_they
     listed = [code for code in CODE.findall(cell) if code != "k"]
     assert [code.partition("=")[0] for code in listed] == list(options)
     _, defaults = registry.parse_spec(f"any:{','.join(code for code in listed if '=' in code)}")
-    assert defaults == {name: p.default for name, p in options.items() if p.default not in (None, "")}
+    assert defaults == {name: p.default for name, p in options.items() if p.default not in (None, p.empty)}
 
 
 def test_every_policy_has_a_row_with_what_it_declares():

@@ -98,6 +98,7 @@ class RestartableTable(TableLM):
         def restart(token_ids):
             session.cached = list(token_ids[:-1])
             session.last, session.committed_length = token_ids[-1], len(token_ids)
+            session.kept = len(session.cached)
 
         session.restart = restart
         return session

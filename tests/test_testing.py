@@ -564,7 +564,9 @@ def test_hook_pytest_checks_all_that_a_distribution_registers(tmp_path):
     run = run_pytest("--quasar-check", "quasar-decode", "-v", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     for entry in entries:
-        assert (f"test_conforms[{entry.kind}={entry.name}]" in run.stdout) == (entry.kind != "kernel")
+        tried = f"test_conforms[{entry.kind}={entry.name}] PASSED" in run.stdout
+        assert tried == (entry.kind != "kernel" and entry.name != "model")
+    assert "drafter model needs options: --quasar-check drafter=model:name=" in run.stdout
 
 
 def test_hook_pytest_checks_one_spec_and_fails_where_it_is_broken(tmp_path):

@@ -7,6 +7,9 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from quasar.drafters.nested import NestedDrafter
+from quasar.drafters.ngram import NgramDrafter
+from quasar.drafters.none import EmptyDrafter
 from quasar.quantizers.w8a8 import W8A8Quantizer
 from quasar.testing import TableLM, session_machine
 from quasar.testing.models import random_prompt, tiny
@@ -27,6 +30,13 @@ TARGETS = {
 }
 
 
+DRAFTERS = {
+    "llama": lambda target: NgramDrafter(k=4),
+    "llama, w8a8": lambda target: NestedDrafter(NgramDrafter(), CausalLMVerifier(tiny("llama", seed=5)), k=6, min_k=1),
+    "sliding windows": lambda target: NestedDrafter(EmptyDrafter(), target, k=3, min_k=3, max_k=3),
+}
+
+
 def quantized(family):
     return W8A8Quantizer().quantize(tiny(family), [torch.tensor([random_prompt(40, seed=9)])])
 
@@ -34,8 +44,11 @@ def quantized(family):
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_session_says_what_plain_decoding_says_after_any_history(target):
     """Every row, the cached length and what was returned before, after every step; all kinds of steps occur."""
-    machine = session_machine(TARGETS[target]())
+    verifier = TARGETS[target]()
+    drafter = DRAFTERS[target](verifier) if target in DRAFTERS else None
+    machine = session_machine(verifier, drafter)
     run_state_machine_as_test(machine, settings=settings(run_settings(25), stateful_step_count=20))
     events = ["verified", "committed", "kept several", "rolled back", "abandoned", "interleaved"]
     events += ["restarted"] if target != "table" else []
-    assert min(machine.seen[event] for event in events) >= 4, machine.seen
+    events += ["proposed"] if drafter is not None else []
+    assert min(machine.seen[event] for event in events) >= 3, machine.seen

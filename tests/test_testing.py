@@ -561,7 +561,7 @@ def run_pytest(*arguments, cwd):
 def test_hook_pytest_checks_all_that_a_distribution_registers(tmp_path):
     """Every built-in strategy that has a check passes it, by one option and no test of one's own."""
     entries = Registry(plugins.load_plugins()[:1]).entries()
-    run = run_pytest("--quasar-check", "quasar-decode", "-v", cwd=tmp_path)
+    run = run_pytest("--quasar-check", "quasar-decode", "-vv", cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     for entry in entries:
         tried = f"test_conforms[{entry.kind}={entry.name}] PASSED" in run.stdout

@@ -26,7 +26,12 @@ def require(condition: bool, message: str) -> None:
 def run_settings(examples: int) -> settings:
     """The same examples in every run, and no limit of time: a busy machine is no fault of the code."""
     return settings(
-        max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
     )
 
 

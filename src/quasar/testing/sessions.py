@@ -1,7 +1,7 @@
-"""A state machine over verify sessions: started, verified, committed, abandoned, restarted, interleaved in any order.
+"""A state machine over sessions: started, proposed to, verified, committed, abandoned, restarted, in any order.
 
-After every step a session must say of every position what plain decoding of the same tokens says, and have cached all
-committed tokens but the last.
+After every step a verify session must say of every position what plain decoding of the same tokens says, and have
+cached all committed tokens but the last.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
-from quasar.checks import checked_verification, start_verifying
-from quasar.protocols import Invariance, Verifier, VerifySession
+from quasar.checks import checked_draft, checked_verification, start_drafting, start_verifying
+from quasar.drafters.none import EmptyDrafter
+from quasar.protocols import Drafter, Invariance, Verifier, VerifySession
+from quasar.sampling import Sampling
 from quasar.testing.running import require
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 
@@ -67,15 +69,19 @@ def check_row(verifier: Verifier, row: Tensor, expected: Tensor, what: str, *, t
 
 
 class Sequence:
-    """One sequence: its session, and what is committed."""
+    """One sequence: its sessions, and what is committed."""
 
-    def __init__(self, verifier: Verifier, prompt: tuple[int, ...]) -> None:
+    def __init__(self, verifier: Verifier, drafter: Drafter, prompt: tuple[int, ...]) -> None:
         given = list(prompt)
-        self.session: VerifySession = start_verifying(verifier, given, frozenset())
+        self.drafting = start_drafting(drafter, given, Sampling())
+        self.session: VerifySession = start_verifying(verifier, given, drafter.needs)
         require(given == list(prompt), f"{type(verifier).__name__} changed the prompt that it was started with")
+        self.proposed = False
         self.prompt, self.token_ids = prompt, tuple[int, ...]()
         self.draft: Draft | None = None
         self.shown: tuple[Verification, Tensor] | None = None
+        self.tolerance: float | None = None
+        """Set once it was restarted: what it has cached was computed in other pieces than a prompt is."""
 
     @property
     def length(self) -> int:
@@ -83,12 +89,13 @@ class Sequence:
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Any number of sessions of :attr:`verifier`; :attr:`seen` counts what happened in all runs.
+    """Several sessions of :attr:`verifier` and :attr:`drafter`; :attr:`seen` counts what happened in all runs.
 
     Made by :func:`session_machine`.
     """
 
     verifier: Verifier
+    drafter: Drafter
     seen: Counter[str]
     sequences: Bundle[Sequence] = Bundle("sequences")
 
@@ -112,25 +119,44 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.alive) < _MAX_SEQUENCES)
     @rule(target=sequences, prompt=st.lists(st.integers(0, 2**16), min_size=1, max_size=12))
     def start(self, prompt: list[int]) -> Sequence:
-        self.alive.append(Sequence(self.verifier, self._tokens(prompt)))
+        self.alive.append(Sequence(self.verifier, self.drafter, self._tokens(prompt)))
         return self.alive[-1]
 
     @rule(sequence=sequences, n_right=st.integers(0, 5), junk=st.lists(st.integers(0, 2**16), max_size=4))
     def verify(self, sequence: Sequence, n_right: int, junk: list[int]) -> None:
         """Score a draft that begins as the target would; what was scored before and not committed is abandoned."""
-        if sequence.length >= _MAX_LENGTH:
-            return
-        limit = min(_MAX_LENGTH, self.verifier.max_length or _MAX_LENGTH)
         right = list[int]()
         for _ in range(n_right):
             row = self.plain.row(sequence.prompt, (*sequence.token_ids, *right))
             right.append(int(row.argmax()))
+        self._verify(sequence, Draft((*right, *self._tokens(junk)[: max(0, 6 - n_right)])))
+
+    @rule(sequence=sequences, max_tokens=st.integers(0, 8), n_kept=st.integers(0, 8), next_token=st.integers(0, 2**16))
+    def propose(self, sequence: Sequence, max_tokens: int, n_kept: int, next_token: int) -> None:
+        """A whole step of a loop with the drafter, of any outcome; where there is no room for it, nothing."""
+        max_tokens = min(max_tokens, self._room(sequence))
+        if max_tokens < 0:
+            return
+        proposed = sequence.drafting.propose(max_tokens)
+        sequence.proposed = True
+        self._verify(sequence, checked_draft(proposed, max_tokens, sequence.drafting, self.verifier))
+        self.seen["proposed"] += bool(sequence.draft)
+        self.commit(sequence, n_kept, next_token)
+
+    def _room(self, sequence: Sequence) -> int:
+        """Draft tokens that fit behind what is committed, beside the one that follows them."""
+        return min(_MAX_LENGTH, self.verifier.max_length or _MAX_LENGTH) - sequence.length - 1
+
+    def _verify(self, sequence: Sequence, draft: Draft) -> None:
+        if self._room(sequence) < 0:
+            return
+        draft = draft.clipped(self._room(sequence), self.verifier.vocab_size)
         self._note("verified" if sequence.draft is None else "abandoned", sequence)
-        draft = Draft((*right, *self._tokens(junk)[: max(0, 6 - n_right)])[: max(0, limit - sequence.length - 1)])
         verification = checked_verification(sequence.session.verify(draft), draft, self.verifier)
         for i, row in enumerate(verification.logits):
             expected = self.plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
-            check_row(self.verifier, row, expected, f"at position {i} of a block of {len(draft) + 1}")
+            what = f"at position {i} of a block of {len(draft) + 1}"
+            check_row(self.verifier, row, expected, what, tolerance=sequence.tolerance)
         sequence.draft, sequence.shown = draft, (verification, verification.logits.clone())
 
     @rule(sequence=sequences, n_right=st.integers(0, 5), wrong=st.none() | st.integers(0, 2**16))
@@ -145,16 +171,19 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(sequence=sequences, n_kept=st.integers(0, 9), next_token=st.integers(0, 2**16))
     def commit(self, sequence: Sequence, n_kept: int, next_token: int) -> None:
         """Keep a part of the draft that was scored last, and roll back the rest."""
-        if sequence.draft is None or sequence.length >= _MAX_LENGTH:
+        if sequence.draft is None or sequence.shown is None:
             return
         kept = sequence.draft.token_ids[: min(n_kept, len(sequence.draft))]
         committed = (*kept, self._token(next_token))
         self._note("committed", sequence)
         self.seen["rolled back"] += len(kept) < len(sequence.draft)
         self.seen["kept several"] += len(kept) > 1
+        if not sequence.proposed:
+            sequence.drafting.propose(0)  # a loop asks before it commits
         sequence.session.commit(committed)
+        sequence.drafting.commit(committed, sequence.shown[0])
         sequence.token_ids += committed
-        sequence.draft = None
+        sequence.draft, sequence.proposed = None, False
 
     @rule(sequence=sequences, n_kept=st.integers(0, 30), tail=st.lists(st.integers(0, 2**16), max_size=6))
     def restart(self, sequence: Sequence, n_kept: int, tail: list[int]) -> None:
@@ -166,13 +195,11 @@ class SessionMachine(RuleBasedStateMachine):
             return
         self._note("restarted", sequence)
         restart(list(new))
-        row = sequence.session.verify(EMPTY_DRAFT).logits[0]
-        expected = self.plain.row(new, ())
-        check_row(self.verifier, row, expected, f"after restart({list(new)})", tolerance=_PREFILL)
-        self.alive.remove(sequence)
-        # From here on it is a session with a past: other bits than plain decoding of its tokens as a prompt.
-        sequence.__dict__.update(vars(Sequence(self.verifier, new)))
-        self.alive.append(sequence)
+        sequence.drafting = start_drafting(self.drafter, list(new), Sampling())
+        sequence.prompt, sequence.token_ids = new, ()
+        sequence.draft, sequence.shown, sequence.proposed = None, None, False
+        sequence.tolerance = _PREFILL
+        self._verify(sequence, EMPTY_DRAFT)
 
     @rule(sequence=sequences)
     def look_from_scratch(self, sequence: Sequence) -> None:
@@ -203,7 +230,10 @@ class SessionMachine(RuleBasedStateMachine):
                 )
 
 
-def session_machine(verifier: Verifier) -> type[SessionMachine]:
-    """The state machine for one verifier; run it with ``hypothesis.stateful.run_state_machine_as_test``."""
-    attributes = {"verifier": verifier, "seen": Counter()}
+def session_machine(verifier: Verifier, drafter: Drafter | None = None) -> type[SessionMachine]:
+    """The state machine for one verifier, and a drafter (``None``: one that proposes nothing).
+
+    Run it with ``hypothesis.stateful.run_state_machine_as_test``.
+    """
+    attributes = {"verifier": verifier, "drafter": drafter or EmptyDrafter(), "seen": Counter()}
     return type("SessionMachine", (SessionMachine,), attributes)

@@ -41,14 +41,52 @@ def _drafting(pipe: Pipeline, k: int) -> Pipeline:
     return Pipeline(pipe.verifier, drafter=f"ngram:k={k}", exact_to=pipe.exact_to)
 
 
+class Counted:
+    """A drafter, and how many of its drafts were not empty and kept whole."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.drafter, self.needs = drafter, drafter.needs
+        self.drafts = self.whole = 0
+
+    def start(self, prompt_ids: Any, sampling: Any) -> CountedSession:
+        return CountedSession(self, self.drafter.start(prompt_ids, sampling))
+
+
+class CountedSession:
+    def __init__(self, counts: Counted, session: Any) -> None:
+        self.counts, self.session, self.length = counts, session, 0
+
+    def propose(self, max_tokens: int) -> Any:
+        draft = self.session.propose(max_tokens)
+        self.length = len(draft)
+        return draft
+
+    def commit(self, token_ids: Any, verification: Any) -> None:
+        self.counts.drafts += self.length > 0
+        self.counts.whole += 0 < self.length < len(token_ids)
+        self.session.commit(token_ids, verification)
+
+
 def compare(
     plain: Pipeline, pipes: dict[str, Pipeline], prompts: list[list[int]], tokens: int, temperature: float
 ) -> dict[str, Any]:
     """For each pipeline how many prompts have identical tokens, and every first difference."""
     found: dict[str, dict[str, Any]] = {
-        name: {"identical": 0, "prompts": 0, "steps": 0, "tokens": 0, "accepted": 0, "drafted": 0, "differences": []}
+        name: {
+            "identical": 0,
+            "prompts": 0,
+            "steps": 0,
+            "tokens": 0,
+            "accepted": 0,
+            "drafted": 0,
+            "drafts": 0,
+            "whole": 0,
+            "differences": [],
+        }
         for name in pipes
     }
+    for pipe in pipes.values():
+        pipe.drafter = Counted(pipe.drafter)
     settings = {"max_new_tokens": tokens, "temperature": temperature, "eos_token_id": None}
     for i, prompt in enumerate(prompts):
         reference = plain.reference(prompt, logprobs=2, seed=i, **settings)
@@ -60,6 +98,7 @@ def compare(
             row["tokens"] += tokens
             row["drafted"] += result.stats["drafted_tokens"]
             row["accepted"] += result.stats["accepted_tokens"]
+            row["drafts"], row["whole"] = pipe.drafter.drafts, pipe.drafter.whole
             if result.token_ids == reference.token_ids:
                 row["identical"] += 1
             else:

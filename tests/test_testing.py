@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -119,6 +120,58 @@ class WritesIntoTheLogits(Own):
         super().commit(token_ids, verification)
 
 
+class Drawing(Own):
+    """Draws from fixed probabilities; the bugs below spoil a part of it."""
+
+    weights = torch.tensor([0.4, 0.3, 0.2, 0.1] + [0.0] * 36, dtype=torch.float64)
+
+    def propose(self, max_tokens):
+        noise = self.sampling.at(len(self.token_ids)).apart()
+        tokens = [self.token(noise, row) for row in range(min(3, max_tokens))]
+        return Draft(tokens, self.weights.repeat(len(tokens), 1) if tokens else None)
+
+    def token(self, noise, row):
+        return noise.draw(self.weights, row)
+
+
+class DrawsTheFirstTokenOnly(Drawing):
+    def token(self, noise, row):
+        return noise.draw(self.weights, row) if row == 0 else 0
+
+
+class DrawsAllRowsWithOneNoise(Drawing):
+    def token(self, noise, row):
+        return noise.draw(self.weights, 0)
+
+
+class DrawsAllDraftsWithOneNoise(Drawing):
+    def token(self, noise, row):
+        return self.sampling.at(0).apart().draw(self.weights, row)
+
+
+class ChangesTheModelItIsBoundTo(Own):
+    def bind(self, model, tokenizer, calibration):
+        model.lm_head.weight.data.mul_(1.01)
+        return self
+
+
+class WritesIntoHiddenStates(Own):
+    needs = frozenset({"hidden_states"})
+
+    def commit(self, token_ids, verification):
+        verification.hidden_states.zero_()
+        super().commit(token_ids, verification)
+
+
+class KeepsThePromptForItself(Own):
+    """It extends the caller's list later on."""
+
+    def start(self, prompt_ids, sampling):
+        session = super().start(prompt_ids, sampling)
+        session.token_ids = prompt_ids
+        return session
+
+
 # --- verifiers ------------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +241,21 @@ class KeepsWhatWasAbandoned(TableSession):
         return super().verify(draft)
 
 
+class RollsHiddenStates(TableSession):
+    """Each row has the hidden states of the position after it."""
+
+    def verify(self, draft):
+        verification = super().verify(draft)
+        hidden = verification.hidden_states
+        return Verification(verification.logits, None if hidden is None else hidden.roll(-1, 0))
+
+
+class ForgetsAfterFortyTokens(TableSession):
+    def verify(self, draft):
+        verification = super().verify(draft)
+        return Verification(verification.logits.roll(len(self.cached) > 40, 1), verification.hidden_states)
+
+
 class SharesItsSequence(FaultyTable):
     """All sessions are one."""
 
@@ -252,6 +320,20 @@ class JudgesAtAnotherTemperature(RejectionPolicy):
     def decide(self, draft, verification, sampling):
         sharper = Verification(verification.logits * 3)
         return super().decide(draft, sharper, sampling)
+
+
+class ForgetsTheCuts(RejectionPolicy):
+    """top-k, top-p and min-p do not reach the target's probabilities."""
+
+    def decide(self, draft, verification, sampling):
+        return super().decide(draft, verification, attrs.evolve(sampling, top_k=None, top_p=None, min_p=None))
+
+
+class KeepsLongDraftsUnseen(CoupledPolicy):
+    def decide(self, draft, verification, sampling):
+        verdict = super().decide(draft, verification, sampling)
+        n = verdict.n_accepted
+        return verdict if n < 8 else Verdict(len(draft), sampling.choose(verification.logits[-1], len(draft)))
 
 
 class ReusesTheDraftersNoise(RejectionPolicy):
@@ -337,6 +419,37 @@ class OneScaleForTheCall(Rounded):
 class ScalesPerCall(Faulty):
     def layer(self, layer):
         return OneScaleForTheCall(layer.weight, layer.bias)
+
+
+class OneScaleForAllPositions(Rounded):
+    """A row's own in two dimensions; all positions' in three."""
+
+    def forward(self, inputs):
+        scale = inputs.abs().amax(dim=1, keepdim=True) / 127
+        return super().forward((inputs / scale.clamp_min(1e-9)).round() * scale)
+
+
+class ScalesOverPositions(Faulty):
+    def layer(self, layer):
+        return OneScaleForAllPositions(layer.weight, layer.bias)
+
+
+class LeavesAHook(Faulty):
+    def quantize(self, model, calibration=None):
+        model.lm_head.register_forward_hook(lambda *_: None)
+        return super().quantize(model)
+
+
+class AcceptsInfinity(Faulty):
+    def quantize(self, model, calibration=None):
+        if any(layer.weight.isnan().any() for layer in self.chosen(model)):
+            return super().quantize(model)
+        if any(isinstance(module, Rounded) for module in model.modules()):
+            return model
+        quantized = structure_copy(model)
+        for layer in self.chosen(model):
+            replace_module(quantized, layer.name, self.layer(layer))
+        return quantized
 
 
 class DropsBiases(Faulty):
@@ -427,6 +540,12 @@ DRAFTERS = {
     "drafts what it gives no probability": (DraftsWhatItGivesNoProbability, "its own tokens .* have probabilities"),
     "remembers what was before a restart": (RemembersAcrossRestart, r"restart\("),
     "writes into the logits it is shown": (WritesIntoTheLogits, "changed the logits"),
+    "draws the first token of a draft only": (DrawsTheFirstTokenOnly, "are not drawn from its probs"),
+    "draws all rows with one noise": (DrawsAllRowsWithOneNoise, "are not drawn from its probs"),
+    "draws all drafts with one noise": (DrawsAllDraftsWithOneNoise, "are not drawn from its probs"),
+    "changes the model that it is bound to": (ChangesTheModelItIsBoundTo, "bind changed the model"),
+    "writes into the hidden states that it is shown": (WritesIntoHiddenStates, "changed the logits or hidden states"),
+    "keeps the caller's list and extends it": (KeepsThePromptForItself, "changed the prompt"),
 }
 VERIFIERS = {
     "a later token changes earlier rows": (faulty(LooksAhead), "declares invariance 'bitwise', but at position"),
@@ -437,6 +556,8 @@ VERIFIERS = {
     "an abandoned draft stays cached": (faulty(KeepsWhatWasAbandoned), "its logits differ"),
     "one sequence for all sessions": (SharesItsSequence(20), "has cached|its logits differ"),
     "no hidden states": (IgnoresHiddenStates(20), r"returned None; expected \[k\+1, D\]"),
+    "hidden states of the next position": (faulty(RollsHiddenStates), "row 0 of the hidden states"),
+    "a long history is forgotten": (faulty(ForgetsAfterFortyTokens), "its logits differ"),
 }
 OUTPUTS_DIFFER = "outputs with .* drafts are not the target's"
 POLICIES = {
@@ -460,6 +581,8 @@ POLICIES = {
     "masks the logits in place": (MasksInPlace, "changed the logits"),
     "advances the global random state": (DrawsFromTheGlobalGenerator, "global random state"),
     "keeps more than was drafted": (BeyondTheDraft, "returned Verdict"),
+    "forgets top-k, top-p and min-p": (ForgetsTheCuts, OUTPUTS_DIFFER),
+    "keeps the end of long drafts unseen": (KeepsLongDraftsUnseen, "emits"),
 }
 QUANTIZERS = {
     "one activation scale for all rows of a call": (ScalesPerCall, "scales of activations must be those of a row"),
@@ -473,6 +596,9 @@ QUANTIZERS = {
     "forgets its dtype": (ForgetsItsDtype, "gives torch.float32 for torch.bfloat16"),
     "describes with tensors": (DescribesWithTensors, "not JSON-serialisable"),
     "rounds at random with the global state": (DrawsAtRandom, "global random state"),
+    "one activation scale for all positions": (ScalesOverPositions, "give different outputs"),
+    "leaves a hook on the user's model": (LeavesAHook, "changed the hooks"),
+    "accepts a weight that is infinite": (AcceptsInfinity, "holds inf and is quantized"),
 }
 
 
@@ -606,3 +732,27 @@ def test_hook_pytest_refuses_what_it_cannot_check(tmp_path, what, message):
     run = run_pytest("--quasar-check", what, cwd=tmp_path)
     assert run.returncode not in (0, 1)
     assert message in run.stdout + run.stderr
+
+
+def test_correct_and_unusual_strategies_are_not_refused():
+    """Probabilities in 16 bits, a short context, a quantizer of one family only, a vocabulary of one token."""
+
+    class InHalf(Drawing):
+        def propose(self, max_tokens):
+            draft = super().propose(max_tokens)
+            return draft if draft.probs is None else Draft(draft.token_ids, draft.probs.bfloat16())
+
+    class LlamaOnly(Faulty):
+        def quantize(self, model, calibration=None):
+            if model.config.model_type != "llama":
+                raise UnsupportedModelError("only Llama")
+            return super().quantize(model)
+
+    check_drafter(Drawing())
+    check_drafter(InHalf())
+    check_drafter("ngram", target=TableLM(12, max_length=6))
+    check_quantizer(LlamaOnly())
+    check_verifier(TableLM(1), examples=3)
+    check_verifier(TableLM(9, max_length=7), examples=5)
+    with pytest.raises(UnsupportedModelError, match="only Llama"):
+        check_quantizer(LlamaOnly(), {"gpt2": tiny("gpt2")})

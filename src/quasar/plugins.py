@@ -85,12 +85,12 @@ def _own_version() -> str:
 def _find() -> Iterator[metadata.EntryPoint]:
     """Entry points to load, each once, although one distribution may be seen twice on the path."""
     limit = os.environ.get(LIMIT_VARIABLE)
-    allowed = None if limit is None else {_normalized(name) for name in limit.split(",") if name.strip()}
+    allowed = None if limit is None else {normalized(name) for name in limit.split(",") if name.strip()}
     seen: dict[tuple[str, str], metadata.EntryPoint] = {}
     targets: set[tuple[str, str]] = set()
     for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
         distribution = _distribution_of(entry_point)
-        if allowed is not None and not allowed & {distribution, _normalized(entry_point.name)}:
+        if allowed is not None and not allowed & {distribution, normalized(entry_point.name)}:
             continue
         # One module under two names is one plug-in as well: the first name found stands.
         if (distribution, entry_point.value) not in targets:
@@ -102,10 +102,10 @@ def _find() -> Iterator[metadata.EntryPoint]:
 def _distribution_of(entry_point: metadata.EntryPoint) -> str:
     # A dist-info without METADATA, as an interrupted installation leaves it, has no name.
     name = entry_point.dist.name if entry_point.dist else None
-    return _normalized(name) if name else "(unnamed distribution)"
+    return normalized(name) if name else "(unnamed distribution)"
 
 
-def _normalized(name: str) -> str:
+def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import attrs
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,8 +27,16 @@ from quasar.testing.strategies import drafts
 from quasar.types import Draft, Verdict, Verification
 
 _V = 5
-_DRAWS = 1500
+_DRAWS = 1000
 _LENGTH = 3
+_HOWS = (
+    Sampling(),
+    Sampling(temperature=0.7),
+    Sampling(temperature=1.0, top_k=2),
+    Sampling(temperature=1.6, top_p=0.6),
+    Sampling(temperature=1.0, min_p=0.4),
+)
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
 def check_policy(policy: str | AcceptancePolicy, *, examples: int = 100) -> None:
@@ -52,29 +61,38 @@ def check_policy(policy: str | AcceptancePolicy, *, examples: int = 100) -> None
     for name in ("lossless", "drafter_invariant"):
         value = getattr(built, name)
         require(isinstance(value, bool), f"{who}: {name}={value!r}, expected true or false")
-    temperatures = [temperature for temperature in (0.0, 0.7) if _takes(built, temperature)]
-    require(bool(temperatures), f"{who} refuses temperature 0 and 0.7")
+    hows = [how for how in _HOWS if _takes(built, how)]
+    require(bool(hows), f"{who} refuses every way of sampling, greedily and otherwise")
 
-    @for_all(examples, drafts(_V), st.integers(0, 999), st.sampled_from(temperatures))
-    def keeps_the_protocol(draft: Draft, seed: int, temperature: float) -> None:
-        sampling = Sampling(temperature=temperature, seed=seed, position=seed % 50)
-        logits = _logits(len(draft) + 1, seed)
+    @for_all(examples, drafts(_V, max_tokens=20), st.integers(0, 9999), st.sampled_from(hows), st.sampled_from(_DTYPES))
+    def keeps_the_protocol(draft: Draft, seed: int, how: Sampling, dtype: torch.dtype) -> None:
+        sampling = attrs.evolve(how, seed=seed, position=seed)
+        logits = _logits(len(draft) + 1, seed).to(dtype)
+        if seed % 2:
+            draft = _as_said(draft, logits, sampling)
         with global_random_state_kept(who):
             verdict = _decide(built, draft, logits, sampling)
             require(verdict == _decide(built, draft, logits, sampling), f"{who}: two verdicts on one draft differ")
         check_verdict(built, verdict, draft, logits, sampling)
 
-    if built.lossless and not built.drafter_invariant and 0.7 in temperatures:
-        for certain in (True, False):
-            check_distribution(built, certain=certain)
+    if built.lossless and not built.drafter_invariant:
+        for how in (how for how in hows if not how.is_greedy):
+            for certain in (True, False):
+                check_distribution(built, how, certain=certain)
 
 
-def _takes(policy: AcceptancePolicy, temperature: float) -> bool:
+def _takes(policy: AcceptancePolicy, how: Sampling) -> bool:
     try:
-        policy.decide(Draft(()), Verification(torch.eye(_V)[:1]), Sampling(temperature=temperature))
+        policy.decide(Draft(()), Verification(torch.eye(_V)[:1]), how)
     except InvalidRequestError:
         return False
     return True
+
+
+def _as_said(draft: Draft, logits: Tensor, sampling: Sampling) -> Draft:
+    """The draft with the target's own tokens but for the last one: what a good drafter gives."""
+    own = [sampling.choose(row, i) for i, row in enumerate(logits[: len(draft)])]
+    return Draft([*own[:-1], *draft.token_ids[-1:]]) if own else draft
 
 
 def _logits(n: int, seed: int) -> Tensor:
@@ -144,15 +162,15 @@ class _FixedSession:
         self._length += len(token_ids)
 
 
-def check_distribution(policy: AcceptancePolicy, *, certain: bool) -> None:
+def check_distribution(policy: AcceptancePolicy, how: Sampling, *, certain: bool) -> None:
     """Whole outputs of a few tokens over many seeds: their joint distribution is the target's.
 
     Args:
+        how: Temperature and cuts.
         certain: With a drafter that is always certain of one token; otherwise with one that draws, as often wrong as
             right.
     """
     target = TableLM(3, seed=5, levels=3, order=1)
-    sampling = Sampling(temperature=1.0)
     drafter = _FixedDrafter((0.6, 0.3, 0.1), 2, certain=certain)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(_DRAWS):
@@ -161,7 +179,7 @@ def check_distribution(policy: AcceptancePolicy, *, certain: bool) -> None:
             drafter=drafter,
             verifier=target,
             policy=policy,
-            sampling=Sampling(temperature=1.0, seed=seed),
+            sampling=attrs.evolve(how, seed=seed),
             stopping=Stopping(_LENGTH + 2),
             processing=Processing([0]),
             stats=DecodeStats(),
@@ -171,7 +189,7 @@ def check_distribution(policy: AcceptancePolicy, *, certain: bool) -> None:
     for tokens in itertools.product(range(3), repeat=_LENGTH):
         rows = (target.row((0, *tokens[:i])) for i in range(_LENGTH))
         probs[tokens] = math.prod(
-            float(sampling.probabilities(row)[token_id]) for row, token_id in zip(rows, tokens, strict=True)
+            float(how.probabilities(row)[token_id]) for row, token_id in zip(rows, tokens, strict=True)
         )
     drawn = "certain" if certain else "drawn"
     check_frequencies(counts, probs, f"{type(policy).__name__}: outputs with {drawn} drafts are not the target's")

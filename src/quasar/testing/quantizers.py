@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from quasar.errors import NumericalError, QuasarError
+from quasar.errors import NumericalError, QuasarError, UnsupportedModelError
 from quasar.protocols import Quantizer
 from quasar.quantizers.layers import linear_layers
 from quasar.registry import default_registry
@@ -55,8 +55,18 @@ def check_quantizer(
         PluginError: Its signatures do not fit.
     """
     built: Quantizer = default_registry().build("quantizer", quantizer)
-    for name, model in (default_models() if models is None else models).items():
-        check_on_model(_Subject(built, f"{type(built).__name__} on {name}", model, max_error))
+    subjects = default_models() if models is None else models
+    refused: dict[str, UnsupportedModelError] = {}
+    for name, model in subjects.items():
+        subject = _Subject(built, f"{type(built).__name__} on {name}", model, max_error)
+        try:
+            subject.quantized()
+        except UnsupportedModelError as error:
+            refused[name] = error
+            continue
+        check_on_model(subject)
+    if len(refused) == len(subjects):
+        raise next(iter(refused.values()))
 
 
 @attrs.frozen(eq=False)
@@ -76,15 +86,17 @@ class _Subject:
 def check_on_model(subject: _Subject) -> None:
     """All checks on one model."""
     before = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
-    config = subject.model.config.to_dict()
+    settings = _settings_of(subject.model)
     with global_random_state_kept(subject.who):
         quantized = subject.quantized()
     _check_unchanged(subject, before)
-    require(subject.model.config.to_dict() == config, f"{subject.who} changed the configuration of the model")
+    for what, value in _settings_of(subject.model).items():
+        require(value == settings[what], f"{subject.who} changed the {what} of the model that it was given")
     _check_sharing(subject, quantized)
     for name, full, layer in replaced_layers(subject.model, quantized):
         check_layer(subject, name, full, layer)
     _check_logits(subject, quantized)
+    _check_rows_of_the_model(subject, quantized)
     _check_second_time(subject, quantized)
     _check_description(subject)
     subject.quantizer.quantize(subject.model, None)
@@ -95,7 +107,9 @@ def replaced_layers(model: nn.Module, quantized: nn.Module) -> Iterator[tuple[st
     """Name, module of the full model, and what stands in its place, for each linear layer that was replaced."""
     for layer in linear_layers(model):
         module = quantized.get_submodule(layer.name)
-        if type(module) is not type(layer.module):
+        weight = getattr(module, "weight", None)
+        same = isinstance(weight, Tensor) and weight.data_ptr() == layer.module.weight.data_ptr()  # type: ignore[operator]
+        if type(module) is not type(layer.module) or not same:
             yield layer.name, layer.module, module
 
 
@@ -117,6 +131,12 @@ def check_layer(subject: _Subject, name: str, full: nn.Module, layer: nn.Module)
             f"{where}: a row differs by {apart:.2g} of its size from the same row computed alone; scales of "
             "activations must be those of a row, not of the call",
         )
+    batched = layer(inputs.unsqueeze(0))
+    require(
+        batched.shape == (1, *outputs.shape) and float((batched[0] - outputs).abs().max()) <= 1e-3 * _size(outputs),
+        f"{where}: rows [T, in] and the same rows as [1, T, in] give different outputs; scales of activations must be "
+        "those of a row, not of the call",
+    )
     _check_bias(where, full, layer, inputs)
 
 
@@ -128,6 +148,29 @@ def _check_bias(where: str, full: nn.Module, layer: nn.Module, inputs: Tensor) -
         bool(((bias != 0) == (kept != 0)).all()),
         f"{where}: for an input of zeros the full layer gives its bias, and this one does not",
     )
+
+
+def _settings_of(model: PreTrainedModel) -> dict[str, object]:
+    """What a model has beside its tensors and could be left changed."""
+    modules = list(model.modules())
+    return {
+        "configuration": model.config.to_dict(),
+        "generation settings": model.generation_config.to_dict() if model.generation_config else None,
+        "hooks": sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules),
+        "training mode": [module.training for module in modules],
+        "need for gradients": [parameter.requires_grad for parameter in model.parameters()],
+    }
+
+
+@torch.no_grad()
+def _check_rows_of_the_model(subject: _Subject, quantized: Any) -> None:
+    """Another last token moves no logits before it by more than rounding does."""
+    token_ids = torch.tensor([random_prompt(12, seed=5)])
+    other = token_ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % quantized.config.vocab_size
+    rows = [quantized(input_ids=ids).logits[0, :-1].float() for ids in (token_ids, other)]
+    moved = float((rows[0] - rows[1]).abs().max()) / _size(rows[0])
+    require(moved <= 1e-4, f"{subject.who}: another last token moves earlier logits by {moved:.2g} of their size")
 
 
 def _check_unchanged(subject: _Subject, before: Mapping[str, Tensor]) -> None:
@@ -201,18 +244,19 @@ def _check_non_finite(subject: _Subject, before: Mapping[str, Tensor]) -> None:
         return
     name = names[len(names) // 2]
     weight: Tensor = subject.model.get_submodule(name).weight  # type: ignore[assignment]
-    kept = weight[0, 0].clone()
-    weight[0, 0] = float("nan")
-    try:
-        subject.quantizer.quantize(subject.model, subject.calibration)
-        refused = None
-    except NumericalError as error:
-        refused = str(error)
-    finally:
-        weight[0, 0] = kept
-    require(refused is not None, f"{subject.who}: {name}.weight holds NaN and is quantized without a word")
-    require(name in str(refused), f"{subject.who}: the refusal of a NaN does not name {name}: {refused}")
-    _check_unchanged(subject, before)
+    for value in (float("nan"), float("inf")):
+        kept = weight[0, 0].clone()
+        weight[0, 0] = value
+        try:
+            subject.quantizer.quantize(subject.model, subject.calibration)
+            refused = None
+        except NumericalError as error:
+            refused = str(error)
+        finally:
+            weight[0, 0] = kept
+        require(refused is not None, f"{subject.who}: {name}.weight holds {value} and is quantized without a word")
+        require(name in str(refused), f"{subject.who}: the refusal of {value} does not name {name}: {refused}")
+        _check_unchanged(subject, before)
 
 
 def _size(tensor: Tensor) -> float:

@@ -46,12 +46,12 @@ def for_all(examples: int, *strategies: SearchStrategy[Any]) -> Callable[[Callab
 
 @contextmanager
 def global_random_state_kept(who: str) -> Iterator[None]:
-    """Whatever happens inside must neither draw from nor seed the random state that all of a process shares."""
+    """Whatever happens inside must neither draw from nor seed the random state that a whole process shares."""
     before = _random_state()
     yield
     require(
         before == _random_state(),
-        f"{who} used the global random state of torch, numpy or random; noise comes from the Sampling it is given",
+        f"{who} drew from, or seeded, the global random state of torch, numpy or random, which belongs to the user",
     )
 
 

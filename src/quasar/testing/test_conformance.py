@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from quasar.plugins import KINDS
+from quasar.plugins import KINDS, normalized
 from quasar.registry import default_registry
 from quasar.testing import check_drafter, check_policy, check_quantizer, check_verifier
 
@@ -33,7 +33,7 @@ def subjects_of(what: str) -> Iterator[tuple[str, str]]:
         yield kind, spec
         return
     entries = default_registry().entries()
-    own = [entry for entry in entries if entry.origin.distribution == what]
+    own = [entry for entry in entries if entry.origin.distribution == normalized(what)]
     if not own:
         installed = ", ".join(sorted({entry.origin.distribution for entry in entries}))
         raise pytest.UsageError(

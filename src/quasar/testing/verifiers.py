@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from quasar.checks import checked_verification, start_verifying
+from quasar.drafters.none import EmptyDrafter
 from quasar.errors import UnsupportedModelError
 from quasar.protocols import Need, Verifier
 from quasar.registry import default_registry
 from quasar.testing.models import tiny
 from quasar.testing.running import for_all, global_random_state_kept, require, run_settings
-from quasar.testing.sessions import session_machine
+from quasar.testing.sessions import PlainDecoding, Sequence, check_row, session_machine
 from quasar.testing.strategies import token_ids
-from quasar.types import Draft
+from quasar.types import EMPTY_DRAFT, Draft
 
 _STEPS = 16
 
@@ -47,11 +48,12 @@ def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int
         f"{who}: max_length={built.max_length!r}, expected a positive integer or None",
     )
     check_needs(built)
+    check_long(built)
     run_state_machine_as_test(
         session_machine(built), settings=settings(run_settings(examples), stateful_step_count=_STEPS)
     )
 
-    @for_all(examples, token_ids(vocab_size), token_ids(vocab_size, max_size=6), st.integers(1, vocab_size - 1))
+    @for_all(examples, token_ids(vocab_size), token_ids(vocab_size, max_size=6), st.integers(1, max(1, vocab_size - 1)))
     def later_tokens_move_no_earlier_row(prompt: tuple[int, ...], draft: tuple[int, ...], shift: int) -> None:
         other = (*draft[:-1], (draft[-1] + shift) % vocab_size)
         with global_random_state_kept(who):
@@ -70,16 +72,55 @@ def first_rows(verifier: Verifier, prompt: tuple[int, ...], draft: tuple[int, ..
 
 
 def check_needs(verifier: Verifier) -> None:
-    """Hidden states come as one row a position where they were asked for, or are refused at the start."""
+    """Hidden states come as one row a position where they were asked for, or are refused at the start.
+
+    A row is that of its own position: the one that plain decoding has there, up to rounding.
+    """
     needs: frozenset[Need] = frozenset({"hidden_states"})
+    prompt = [0, 1 % verifier.vocab_size]
     try:
-        session = verifier.start([0, 1 % verifier.vocab_size], needs)
+        session = verifier.start(prompt, needs)
     except UnsupportedModelError:
         return
-    hidden = session.verify(Draft([0, 0])).hidden_states
+    draft = [token_id % verifier.vocab_size for token_id in (2, 3)]
+    hidden = session.verify(Draft(draft)).hidden_states
     shape = None if hidden is None else list(hidden.shape)
     require(
         hidden is not None and hidden.dim() == 2 and len(hidden) == 3,
         f"{type(verifier).__name__} was started for a drafter that needs hidden states and returned {shape}; expected "
         "[k+1, D], or UnsupportedModelError from start",
     )
+    assert hidden is not None
+    alone = verifier.start(prompt, needs)
+    for row, token_id in enumerate((*draft, None)):
+        expected = alone.verify(EMPTY_DRAFT).hidden_states
+        assert expected is not None
+        scale = float(expected.double().abs().max())
+        apart = float((hidden[row].double() - expected[0].double()).abs().max())
+        require(
+            scale > 0 and apart <= 0.1 * scale,
+            f"{type(verifier).__name__}: row {row} of the hidden states of a block is not that of its position",
+        )
+        if token_id is not None:
+            alone.commit([token_id])
+
+
+def check_long(verifier: Verifier) -> None:
+    """Drafts of 20 tokens and a history of 60: rows are still those of plain decoding, and lists stay as they were."""
+    room = min(64, verifier.max_length or 64)
+    sequence = Sequence(verifier, EmptyDrafter(), (0,))
+    plain = PlainDecoding(verifier)
+    generator = torch.Generator().manual_seed(0)
+    while sequence.length + 2 <= room:
+        n = min(20, room - sequence.length - 1)
+        draft = Draft(torch.randint(verifier.vocab_size, (n,), generator=generator).tolist())
+        logits = checked_verification(sequence.session.verify(draft), draft, verifier).logits
+        plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids))  # remembers all that follow
+        for i, row in enumerate(logits):
+            expected = plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
+            check_row(verifier, row, expected, f"at position {i} of a block of {len(draft) + 1}")
+        committed = [*draft.token_ids, 0]
+        sequence.session.commit(committed)
+        changed = committed != [*draft.token_ids, 0]
+        require(not changed, f"{type(sequence.session).__name__} changed the tokens that were committed to it")
+        sequence.token_ids += tuple(committed)

@@ -25,6 +25,7 @@ def quasar_verifiers() -> Mapping[str, Factory]:
 @hookimpl
 def quasar_quantizers() -> Mapping[str, Factory]:
     return {
+        "hqq": "quasar.quantizers.hqq:HqqQuantizer",
         "w8a8": "quasar.quantizers.w8a8:W8A8Quantizer",
         "none": "quasar.quantizers.none:NoQuantizer",
     }
@@ -45,6 +46,7 @@ def quasar_policies() -> Mapping[str, Factory]:
 @hookimpl
 def quasar_kernels() -> Mapping[str, Factory]:
     return {
+        "dense": "quasar.kernels.dense:DenseKernel",
         "reference": "quasar.kernels.reference:ReferenceKernel",
         "torch": "quasar.kernels.torch_int8:TorchInt8Kernel",
     }

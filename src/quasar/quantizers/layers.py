@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from quasar.errors import NumericalError
+from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
 from quasar.quantizers.linear import QuantizedLinear
 
 
@@ -40,6 +41,44 @@ class Skipped:
 
     name: str
     reason: str
+
+
+def choose_layers(model: nn.Module, who: str, *, lm_head: bool, include: str = "", exclude: str = "") -> list[Layer]:
+    """The linear layers that a quantizer is to quantize, in the order of the modules.
+
+    Args:
+        who: The quantizer, for messages.
+        lm_head: Whether the output head is one of them.
+        include: Patterns of names, with ``|`` between them; none: all.
+        exclude: Patterns of names to leave out.
+
+    Raises:
+        UnsupportedModelError: The model is quantized already, or nothing of it is left to quantize.
+        InvalidRequestError: A pattern that no layer matches.
+    """
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        raise UnsupportedModelError(f"{type(model).__name__} is quantized already; give the full model")
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    layers = [layer for layer in linear_layers(model) if lm_head or layer.module is not head]
+    wanted, unwanted = _patterns(include), _patterns(exclude)
+    for pattern in (*wanted, *unwanted):
+        if not any(fnmatchcase(layer.name, pattern) for layer in layers):
+            examples = ", ".join(layer.name for layer in layers[:3])
+            raise InvalidRequestError(f"{who}: no layer matches {pattern!r}; layers are named {examples}, …")
+    chosen = [
+        layer for layer in layers if (not wanted or _matches(layer.name, wanted)) and not _matches(layer.name, unwanted)
+    ]
+    if not chosen:
+        raise UnsupportedModelError(f"{type(model).__name__} has no linear layer that {who} could quantize")
+    return chosen
+
+
+def _patterns(text: str) -> list[str]:
+    return [pattern.strip() for pattern in text.split("|") if pattern.strip()]
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def structure_copy(model: nn.Module) -> Any:

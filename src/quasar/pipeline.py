@@ -78,7 +78,12 @@ class Pipeline:
             InvalidRequestError: An option or combination that cannot be honoured.
             UnsupportedModelError: The model cannot be quantized so, or cannot be rolled back.
         """
-        return cls._from_plan(Plan.of(choices), model, tokenizer)
+        plan = Plan.of(choices)
+        if not isinstance(model, PreTrainedModel):
+            raise InvalidRequestError(
+                f"from_model takes a transformers model that is loaded, got {model!r:.40}; from_pretrained loads one"
+            )
+        return cls._from_plan(plan, model, tokenizer)
 
     @classmethod
     def from_pretrained(

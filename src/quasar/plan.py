@@ -95,7 +95,7 @@ class Plan:
             exact_to=exact_to,
             verifier=verifier,
             calibration=_prompts(choices.get("calibration")),
-            strict=choices.get("strict", False),
+            strict=_checked_strict(choices.get("strict", False)),
             specs={kind: _spec_of(strategy) for kind, strategy in named.items()},
         )
 
@@ -163,10 +163,20 @@ def _checked_exact_to(exact_to: str, quantizer: Quantizer) -> ExactTo:
     return "full" if exact_to == "full" or isinstance(quantizer, NoQuantizer) else "quantized"
 
 
+def _checked_strict(strict: object) -> bool:
+    if not isinstance(strict, bool):
+        raise InvalidRequestError(f"strict={strict!r}; expected true or false")
+    return strict
+
+
 def _prompts(calibration: Calibration) -> Sequence[str]:
     if calibration is None:
         return own_prompts()
-    return prompts_from(calibration) if isinstance(calibration, str | Path) else calibration
+    if isinstance(calibration, str | Path):
+        return prompts_from(calibration)
+    if not isinstance(calibration, Sequence) or not all(isinstance(prompt, str) for prompt in calibration):
+        raise InvalidRequestError(f"calibration={calibration!r:.60}; give a file, a list of prompts, or None")
+    return calibration
 
 
 def _spec_of(strategy: object) -> str:

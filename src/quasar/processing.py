@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process
 
-from quasar.errors import InvalidRequestError
+from quasar.errors import InvalidRequestError, PluginError
 from quasar.sampling import is_choosable
 from quasar.types import Draft, Verification
 
@@ -60,7 +60,7 @@ class Processing:
             input_ids = torch.tensor([[*self._token_ids, *draft.token_ids[:i]]], device=verification.logits.device)
             scores = verification.logits[i : i + 1].clone()
             for processor in processors:
-                scores = processor(input_ids, scores)
+                scores = _checked_scores(processor(input_ids, scores), scores, processor)
             rows.append(scores)
             self._after_row.append(processors)
             if not is_choosable(scores[0]):
@@ -74,6 +74,14 @@ class Processing:
         self._token_ids += token_ids
         if self._processors:
             self._processors = self._after_row[len(token_ids) - 1]
+
+
+def _checked_scores(scores: Any, given: Tensor, processor: Processor) -> Tensor:
+    if not isinstance(scores, Tensor) or scores.shape != given.shape:
+        name = getattr(processor, "__name__", type(processor).__name__)
+        got = f"scores of shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"{scores!r:.40}"
+        raise PluginError(f"logits processor {name} returned {got}, expected [1, V] = {list(given.shape)}")
+    return scores
 
 
 def _copy(processor: Processor) -> Processor:

@@ -141,7 +141,7 @@ class Registry:
             PluginError: The factory failed, or what it made does not fit the protocol.
         """
         if not isinstance(spec, str):
-            return _checked(kind, spec, f"the {kind} {getattr(spec, '__name__', None) or repr(spec)}")
+            return _checked(kind, spec, f"the {kind} {getattr(spec, '__name__', None) or _one_line(spec)}")
         factory, options, who = self._prepare(kind, spec, len(arguments))
         try:
             strategy = factory(*arguments, **options)
@@ -211,6 +211,10 @@ def default_registry() -> Registry:
     for problem in registry.problems():
         logger.warning(problem)
     return registry
+
+
+def _one_line(value: object) -> str:
+    return f"{' '.join(repr(value).split()):.80}"
 
 
 def _resolve(entry: Entry, who: str) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ Records that carry tensors compare by identity: ``==`` over tensors is not a tru
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ ExactTo = Literal["quantized", "full", "none"]
 
 
 def _as_token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
-    return tuple(int(token_id) for token_id in token_ids)
+    return tuple(operator.index(token_id) for token_id in token_ids)
 
 
 @attrs.frozen(eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from quasar.errors import InvalidRequestError
 from quasar.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
@@ -19,6 +20,10 @@ class MarginPolicy:
     margin: float = 0.1
     lossless: bool = attrs.field(default=False, init=False)
     drafter_invariant: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.margin, bool | str) or not 0 <= self.margin <= 1:
+            raise InvalidRequestError(f"margin: margin={self.margin!r}, expected a number from 0 to 1")
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         probs, token_ids = verification.logits.double().softmax(dim=-1).topk(2, dim=-1)

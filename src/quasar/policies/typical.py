@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 from torch import Tensor
 
+from quasar.errors import InvalidRequestError
 from quasar.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
@@ -22,6 +23,12 @@ class TypicalPolicy:
     alpha: float = 0.3
     lossless: bool = attrs.field(default=False, init=False)
     drafter_invariant: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("epsilon", "alpha"):
+            value = getattr(self, name)
+            if isinstance(value, bool | str) or not value >= 0:
+                raise InvalidRequestError(f"typical: {name}={value!r}, expected a number of at least 0")
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         for row, token_id in enumerate(draft.token_ids):

@@ -35,7 +35,7 @@ _SAMPLINGS = (
     Sampling(seed=7),
 )
 _DRAWS = 600
-_MANY = 60
+_MANY = 50
 
 
 def check_drafter(
@@ -218,7 +218,7 @@ def check_draws(drafter: Drafter, target: Verifier) -> None:
         verifying = start_verifying(target, prompt, drafter.needs)
         history: tuple[int, ...] = ()
         for _ in range(2):
-            draft = checked_draft(session.propose(3), 3, session, target)
+            draft = checked_draft(session.propose(2), 2, session, target)
             if draft.probs is None or not len(draft):
                 return
             for row, token_id in enumerate(draft.token_ids):

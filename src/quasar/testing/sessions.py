@@ -152,8 +152,8 @@ class SessionMachine(RuleBasedStateMachine):
             return
         draft = draft.clipped(self._room(sequence), self.verifier.vocab_size)
         self._note("verified" if sequence.draft is None else "abandoned", sequence)
-        verification = checked_verification(sequence.session.verify(draft), draft, self.verifier)
         self.plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids))  # remembers all that follow
+        verification = checked_verification(sequence.session.verify(draft), draft, self.verifier)
         for i, row in enumerate(verification.logits):
             expected = self.plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
             what = f"at position {i} of a block of {len(draft) + 1}"

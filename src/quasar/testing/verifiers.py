@@ -48,10 +48,11 @@ def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int
         f"{who}: max_length={built.max_length!r}, expected a positive integer or None",
     )
     check_needs(built)
-    check_long(built)
     run_state_machine_as_test(
         session_machine(built), settings=settings(run_settings(examples), stateful_step_count=_STEPS)
     )
+
+    check_long(built)
 
     @for_all(examples, token_ids(vocab_size), token_ids(vocab_size, max_size=6), st.integers(1, max(1, vocab_size - 1)))
     def later_tokens_move_no_earlier_row(prompt: tuple[int, ...], draft: tuple[int, ...], shift: int) -> None:
@@ -114,8 +115,8 @@ def check_long(verifier: Verifier) -> None:
     while sequence.length + 2 <= room:
         n = min(20, room - sequence.length - 1)
         draft = Draft(torch.randint(verifier.vocab_size, (n,), generator=generator).tolist())
-        logits = checked_verification(sequence.session.verify(draft), draft, verifier).logits
         plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids))  # remembers all that follow
+        logits = checked_verification(sequence.session.verify(draft), draft, verifier).logits
         for i, row in enumerate(logits):
             expected = plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
             check_row(verifier, row, expected, f"at position {i} of a block of {len(draft) + 1}")

@@ -33,6 +33,10 @@ class CausalLMVerifier:
     """
 
     def __init__(self, model: PreTrainedModel, *, strict: bool = False) -> None:
+        if not isinstance(model, PreTrainedModel):
+            raise InvalidRequestError(f"the model is {model!r:.40}; give a transformers causal LM (…ForCausalLM)")
+        if not isinstance(strict, bool):
+            raise InvalidRequestError(f"strict={strict!r}; expected true or false")
         check_can_roll_back(model)
         if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
             raise UnsupportedModelError(
@@ -92,31 +96,30 @@ class CausalLMSession:
 
     @property
     def cached_length(self) -> int:
-        """Positions in the cache; between steps one less than the committed tokens."""
+        """Positions in the cache; between steps one less than the committed tokens, after a restart maybe fewer."""
         return self._cache.get_seq_length()
 
     def verify(self, draft: Draft) -> Verification:
         roll_back(self._cache, len(self._token_ids) - 1)  # in case the last draft was verified but never judged
+        behind = self._token_ids[self.cached_length :]  # the last token alone, unless the session was restarted
         with attending_by_rows():
-            return self._forward((self._token_ids[-1], *draft.token_ids), n_logits=len(draft) + 1)
+            return self._forward((*behind, *draft.token_ids), n_logits=len(draft) + 1)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         self._token_ids += token_ids
         roll_back(self._cache, len(self._token_ids) - 1)
 
     def restart(self, token_ids: Sequence[int]) -> None:
-        """Become the session of ``token_ids``, keeping what is cached of a common beginning."""
+        """Become the session of ``token_ids``, keeping what is cached of a common beginning.
+
+        What a common beginning lacks is computed with the next draft, in one forward.
+        """
         cached = min(common_prefix_length(self._token_ids, token_ids), self.cached_length, len(token_ids) - 1)
         roll_back(self._cache, cached)
         self._token_ids = list(token_ids)
-        missing = token_ids[cached:-1]
-        # A prompt gets a forward of its own, so that its keys and values are the same whatever is drafted; tokens that
-        # a longer common beginning lacks are computed as they would have been one by one.
-        if missing and cached:
-            with attending_by_rows():
-                self._forward(missing, n_logits=1)
-        elif missing:
-            self._forward(missing, n_logits=1)
+        # A prompt gets a forward of its own, so that its keys and values are the same whatever is drafted.
+        if cached == 0 and len(token_ids) > 1:
+            self._forward(token_ids[:-1], n_logits=1)
 
     @torch.no_grad()
     def _forward(self, token_ids: Sequence[int], *, n_logits: int) -> Verification:

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import attrs
 import pytest
 
-from quasar import cli, parity, plots
+from quasar import cli, parity_model, plots
 from quasar.errors import InvalidRequestError
 from quasar.parity import AgreementReport, Fork, InvarianceReport, WidthReport, as_json, measure_invariance
 from quasar.testing.models import tiny
@@ -248,7 +248,7 @@ def test_the_command_writes_the_page_beside_what_it_prints(parity_html, quasar_c
 
 def test_a_declaration_that_does_not_hold_is_written_and_status_1(parity_html, quasar_command, monkeypatch, tmp_path):
     """The page is wanted most then."""
-    monkeypatch.setattr(parity, "measure_model", lambda *_, **__: (REPORT, AGREEMENT))
+    monkeypatch.setattr(parity_model, "measure_model", lambda *_, **__: (REPORT, AGREEMENT))
     status, out, _ = quasar_command(*ARGUMENTS, "--html", str(tmp_path / "page.html"))
     assert status == 1
     assert "declared argmax, measured none" in out
@@ -288,5 +288,7 @@ def test_a_missing_matplotlib_is_refused_before_the_measurement(quasar_command, 
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InvalidRequestError, match="the extra html"):
         plots.require_matplotlib()
-    monkeypatch.setattr(parity, "measure_model", lambda *_, **__: (attrs.evolve(REPORT, declared="none"), AGREEMENT))
+    monkeypatch.setattr(
+        parity_model, "measure_model", lambda *_, **__: (attrs.evolve(REPORT, declared="none"), AGREEMENT)
+    )
     assert quasar_command(*ARGUMENTS)[0] == 0

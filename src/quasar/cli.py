@@ -202,7 +202,7 @@ def parity(model: str, as_json: bool, page: Path | None, **choices: Any) -> None
     if page is not None:
         _check_page(page)
     from quasar.parity import as_json as as_object
-    from quasar.parity import measure_model
+    from quasar.parity_model import measure_model
     from quasar.progress import tracked_by
 
     with tracked_by(console.progress_bar):

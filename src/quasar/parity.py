@@ -161,29 +161,3 @@ def as_json(invariance: InvarianceReport, agreement: AgreementReport | None) -> 
         "widths": {str(width): attrs.asdict(report) for width, report in invariance.widths.items()},
         "agreement": None if agreement is None else attrs.asdict(agreement),
     }
-
-
-def measure_model(
-    name: str, *, tokens: int, dtype: str | None = None, device: str | None = None, **choices: Any
-) -> tuple[InvarianceReport, AgreementReport]:
-    """Load a model, make the target that ``choices`` describe, and measure it on the full model's own greedy text.
-
-    Args:
-        name: As for :func:`quasar.models.load_model`.
-        tokens: Of text, for each of Quasar's own prompts.
-        choices: ``quantizer``, ``verifier``, ``calibration``, ``strict``; see :class:`quasar.plan.Plan`.
-    """
-    from quasar.models import load_model
-    from quasar.plan import Plan
-    from quasar.prompts import encode_prompt
-    from quasar.quantizers.calibration import own_prompts
-    from quasar.verifiers.causal_lm import CausalLMVerifier
-
-    plan = Plan.of(choices)  # type: ignore[arg-type]
-    loaded = load_model(name, dtype=dtype, device=device)
-    verifier, _ = plan.assemble(loaded.model, loaded.tokenizer)
-    full = CausalLMVerifier(loaded.model)
-    prompts = [encode_prompt(loaded.tokenizer, prompt) for prompt in own_prompts()]
-    texts = [(len(prompt), greedy_text(full, prompt, tokens)) for prompt in track(prompts, "making text")]
-    begin, token_ids = texts[0]
-    return measure_invariance(verifier, token_ids, begin), measure_agreement(full, verifier, texts)

@@ -243,7 +243,7 @@ def test_a_model_without_linear_layers_is_refused():
         ({"alpha": True}, "alpha=True, expected a number"),
         ({"alpha": "half"}, "alpha='half', expected a number"),
         ({"alpha": float("nan")}, "alpha=nan, expected a number"),
-        ({"kernel": "cuda"}, "no kernel named 'cuda'; installed: reference"),
+        ({"kernel": "cuda"}, "no kernel named 'cuda'; installed: dense"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )

@@ -242,6 +242,27 @@ def _write_page(
 
 
 @cli.command()
+@click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
+@click.option("--quantizer", default="w8a8", show_default=True, help="What is looked at.")
+@click.option("--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl.")
+@click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
+@click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(model: str, as_json: bool, **choices: Any) -> None:
+    """Say what a quantizer makes of a model: each layer with bits, bytes, kernel and error, and what is left alone."""
+    console.prepare_terminal()
+    from quasar.inspection import inspect_model
+    from quasar.progress import tracked_by
+
+    with tracked_by(console.progress_bar):
+        report = inspect_model(model, **choices)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        console.print_inspection(report)
+
+
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 @click.option("--strict", is_flag=True, help="Exit with 2 if a plug-in is broken or a name is taken twice.")
 def plugins(as_json: bool, strict: bool) -> None:

@@ -111,6 +111,31 @@ def print_parity(invariance: InvarianceReport, agreement: AgreementReport) -> No
     )
 
 
+def print_inspection(report: dict[str, Any]) -> None:
+    """Options, the layers in columns, what was left alone and why, and the bytes."""
+    print(", ".join(f"{name}={value}" for name, value in report["quantizer"].items()))
+    columns = ("name", "shape", "bits", "nbytes", "kernel", "error")
+    rows = [[_cell(layer.get(column)) for column in columns] for layer in report["layers"]]
+    _print_columns([column.upper() for column in columns], rows)
+    if report["skipped"]:
+        print("\nleft as they are")
+        _print_columns(["NAME", "REASON"], [[part["name"], part["reason"]] for part in report["skipped"]])
+    full, quantized = report["full_bytes"], report["quantized_bytes"]
+    print(f"\n{full / 1e6:.1f} MB before, {quantized / 1e6:.1f} MB after: {quantized / full:.2f} of it")
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "×".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _print_columns(head: list[str], rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
 def plugin_rows(registry: Registry) -> list[dict[str, str | None]]:
     """One row for each strategy, each name that is taken twice and each plug-in that could not be loaded."""
     rows = [_row(entry.kind, entry.name, entry.origin, "ok") for entry in registry.entries()]
@@ -138,11 +163,7 @@ def _row(kind: str, name: str, origin: Any, status: str, cause: str | None = Non
 def print_plugins(rows: list[dict[str, str | None]]) -> None:
     """The rows in columns, then the causes."""
     columns = ("kind", "name", "origin", "version", "status")
-    widths = [max(len(column), *(len(row[column] or "") for row in rows)) for column in columns]
-    head: dict[str, str | None] = {column: column.upper() for column in columns}
-    for row in (head, *rows):
-        cells = [(row[column] or "").ljust(width) for column, width in zip(columns, widths, strict=True)]
-        print("  ".join(cells).rstrip())
+    _print_columns([column.upper() for column in columns], [[row[column] or "" for column in columns] for row in rows])
     for row in rows:
         if row.get("cause"):
             print(f"\n{row['status']}: {row['cause']}")

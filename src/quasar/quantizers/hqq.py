@@ -20,6 +20,7 @@ from quasar.kernels import KernelChooser
 from quasar.progress import track
 from quasar.quantizers.layers import (
     Layer,
+    LayerReport,
     Skipped,
     check_finite,
     choose_layers,
@@ -31,17 +32,6 @@ from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.weight import QuantizedWeight
 
 _BITS = (8, 4, 3, 2)
-
-
-@attrs.frozen
-class LayerReport:
-    """What became of one layer; ``error`` is the size of the weight's change as a share of its own size."""
-
-    name: str
-    shape: tuple[int, int]
-    kernel: str
-    nbytes: int
-    error: float
 
 
 class HqqQuantizer:
@@ -133,9 +123,7 @@ class HqqQuantizer:
     def _quantize_layer(self, layer: Layer) -> QuantizedLinear:
         record = quantize_hqq(layer.weight, bits=self._bits, group=self._group, axis=self._axis)
         name, kernel = self._kernels.choose(record)
-        change = record.dequantize() - layer.weight.float()
-        error = float(change.norm() / layer.weight.float().norm().clamp_min(1e-30))
-        self._layers.append(LayerReport(layer.name, record.shape, name, record.nbytes, error))
+        self._layers.append(LayerReport.of(layer.name, layer.weight, record, name))
         return QuantizedLinear(kernel.prepare(record), layer.bias)
 
 

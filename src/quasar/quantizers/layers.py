@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
 from quasar.quantizers.linear import QuantizedLinear
+from quasar.quantizers.weight import QuantizedWeight
 
 
 @attrs.frozen(eq=False)
@@ -33,6 +34,38 @@ class Layer:
     @property
     def bias(self) -> Tensor | None:
         return self.module.bias  # type: ignore[return-value]
+
+
+@attrs.frozen
+class LayerReport:
+    """What became of one layer.
+
+    Args:
+        name: Of the module.
+        shape: ``(out, in)``.
+        bits: Of a weight.
+        nbytes: Of integers, scales and zero points together; a kernel may hold more.
+        kernel: What executes it.
+        error: Size of the change of the weight as a share of its own (Frobenius norms), after smoothing.
+        smoothed: Whether a part of the activations' spread was moved into it.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    bits: int
+    nbytes: int
+    kernel: str
+    error: float
+    smoothed: bool = False
+
+    @classmethod
+    def of(
+        cls, name: str, weight: Tensor, record: QuantizedWeight, kernel: str, *, smoothed: bool = False
+    ) -> LayerReport:
+        """Compare an ``[out, in]`` weight with the record that was made of it."""
+        change = record.dequantize() - weight.float()
+        error = float(change.norm() / weight.float().norm().clamp_min(1e-30))
+        return cls(name, record.shape, record.bits, record.nbytes, kernel, error, smoothed)
 
 
 @attrs.frozen

@@ -19,6 +19,7 @@ from quasar.kernels import KernelChooser
 from quasar.progress import track
 from quasar.quantizers.layers import (
     Layer,
+    LayerReport,
     Skipped,
     check_finite,
     choose_layers,
@@ -31,16 +32,6 @@ from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
 from quasar.quantizers.tracing import trace_groups
 from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
-
-
-@attrs.frozen
-class LayerReport:
-    """What became of one layer."""
-
-    name: str
-    shape: tuple[int, int]
-    kernel: str
-    smoothed: bool
 
 
 class W8A8Quantizer:
@@ -130,8 +121,10 @@ class W8A8Quantizer:
         return folds
 
     def _quantize_layer(self, layer: Layer, fold: Fold) -> QuantizedLinear:
-        values, scales = quantize_symmetric(fold.apply(layer.weight))
+        weight = fold.apply(layer.weight)
+        values, scales = quantize_symmetric(weight)
         record = QuantizedWeight(values, scales, bits=8, activations="int8_per_token")
         name, kernel = self._kernels.choose(record)
-        self._layers.append(LayerReport(layer.name, record.shape, name, fold.columns is not None))
+        smoothed = fold.columns is not None
+        self._layers.append(LayerReport.of(layer.name, weight, record, name, smoothed=smoothed))
         return QuantizedLinear(kernel.prepare(record), fold.apply_to_bias(layer.bias))

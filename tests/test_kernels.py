@@ -268,7 +268,8 @@ def test_the_fastest_kernel_that_does_not_refuse_a_weight_gets_it():
     fast = w8a8(randn(4, 8, seed=0))
     assert TorchInt8Kernel().refuses(fast) is None
     assert chooser.choose(fast)[0] == "torch"
-    assert chooser.choose(attrs.evolve(fast, activations="none"))[0] == "reference"
+    assert chooser.choose(attrs.evolve(fast, activations="none"))[0] == "dense"
+    assert chooser.choose(grouped(4, 2, 8, seed=0, activations="int8_per_token"))[0] == "reference"
     assert KernelChooser("reference").choose(fast)[0] == "reference"
 
 

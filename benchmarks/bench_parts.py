@@ -7,6 +7,7 @@ import torch
 
 from quasar.decode import decode
 from quasar.drafters.ngram import NgramDrafter
+from quasar.kernels.blocks import product_in_blocks
 from quasar.kernels.reference import ReferenceKernel
 from quasar.kernels.torch_int8 import TorchInt8Kernel
 from quasar.policies.coupled import CoupledPolicy
@@ -38,6 +39,15 @@ def bench_linear(benchmark, kernel, width):
     executor = kernel.prepare(QuantizedWeight(values, scales, activations="int8_per_token"))
     inputs = torch.randn(1, width, 576)
     benchmark(executor, inputs)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 6, 16])
+@pytest.mark.parametrize("product", [torch.nn.functional.linear, product_in_blocks])
+def bench_a_product_of_few_rows(benchmark, product, rows):
+    """SmolLM2's output head in float32: as a linear layer computes it, and in blocks with the weight first."""
+    generator = torch.Generator().manual_seed(0)
+    weight, inputs = torch.randn(49152, 576, generator=generator), torch.randn(rows, 576, generator=generator)
+    benchmark(product, inputs, weight)
 
 
 class Instant:

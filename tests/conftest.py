@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -11,6 +12,8 @@ os.environ["QUASAR_PLUGINS"] = ""
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from quasar import cli
 
 # A busy machine is no fault of the code: nothing here may depend on how long an example takes.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,3 +40,17 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(n)
+
+
+@pytest.fixture
+def quasar_command(monkeypatch, capsys):
+    """Run the command line in this process; returns exit status, standard output and standard error."""
+
+    def run(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["quasar", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        out, err = capsys.readouterr()
+        return exit_.value.code, out, err
+
+    return run

@@ -35,20 +35,6 @@ class KeepAll:
 
 
 @pytest.fixture
-def quasar_command(monkeypatch, capsys):
-    """Run the command line in this process; returns exit status, standard output and standard error."""
-
-    def run(*arguments: str):
-        monkeypatch.setattr(sys, "argv", ["quasar", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        out, err = capsys.readouterr()
-        return exit_.value.code, out, err
-
-    return run
-
-
-@pytest.fixture
 def toy(monkeypatch):
     """``generate`` decodes with the toy pipeline; returns the arguments that the pipeline was asked for with."""
     asked = []

@@ -16,6 +16,7 @@ from quasar.kernels.reference import ReferenceKernel
 from quasar.quantizers.hqq import HqqQuantizer, quantize_hqq
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.weight import QuantizedWeight
+from quasar.registry import default_registry
 from quasar.testing.models import random_prompt, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,8 +108,6 @@ def layers_of(model) -> list[str]:
 @pytest.mark.parametrize("quantizer", ["hqq", "w8a8"])
 def test_patterns_choose_the_layers(quantizer):
     """``include`` and ``exclude`` speak of names; what is left alone is listed."""
-    from quasar.registry import default_registry
-
     model = tiny("llama")
     build = default_registry().build
     only = build("quantizer", f"{quantizer}:include=*.mlp.*|*.q_proj,exclude=*.1.*")
@@ -184,3 +183,17 @@ def test_a_real_model_in_eight_bits_says_what_it_said(smollm2):
     result = pipe.generate(question, max_new_tokens=24)
     assert result.token_ids == pipe.reference(question, max_new_tokens=24).token_ids
     assert result.token_ids[:8] == full.generate(question, max_new_tokens=24).token_ids[:8]
+
+
+@pytest.mark.parametrize("quantizer", ["hqq:group=32", "w8a8"])
+def test_a_tied_head_is_told_apart_only_where_it_is_quantized(quantizer):
+    """Asked for and left out by a pattern, it still shares the embedding's matrix."""
+    build, model = default_registry().build, tiny("llama", tie_word_embeddings=True)
+    options = "," if ":" in quantizer else ":"
+    whole = build("quantizer", f"{quantizer}{options}lm_head=true").quantize(model)
+    assert isinstance(whole.lm_head, QuantizedLinear)
+    assert not whole.config.tie_word_embeddings
+    without = build("quantizer", f"{quantizer}{options}lm_head=true,exclude=lm_head").quantize(model)
+    assert without.lm_head.weight is without.get_input_embeddings().weight
+    assert without.config.tie_word_embeddings
+    assert model.config.tie_word_embeddings

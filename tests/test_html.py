@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import attrs
 import pytest
 
-from quasar import cli, parity_model, plots
+from quasar import parity_model, plots
 from quasar.errors import InvalidRequestError
 from quasar.parity import AgreementReport, Fork, InvarianceReport, WidthReport, as_json, measure_invariance
 from quasar.testing.models import tiny
@@ -199,19 +199,6 @@ def test_a_plot_shows_zero_as_bitwise_and_counts_in_whole_numbers():
 
 
 ARGUMENTS = ["parity", "--quantizer", "none", "--tokens", "20"]
-
-
-@pytest.fixture
-def quasar_command(monkeypatch, capsys):
-    """Run the command line in this process; returns exit status, standard output and standard error."""
-
-    def run(*arguments: str):
-        monkeypatch.setattr(sys, "argv", ["quasar", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            cli.main()
-        return exit_.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -602,36 +602,23 @@ QUANTIZERS = {
 }
 
 
-@pytest.mark.parametrize("bug", DRAFTERS)
-def test_check_drafter_finds(bug):
-    """Each planted bug of a drafter, by the rule that it breaks."""
-    drafter, message = DRAFTERS[bug]
+CASES = [
+    pytest.param(check, *case, id=f"{check.__name__}-{bug}")
+    for check, bugs in (
+        (check_drafter, DRAFTERS),
+        (check_verifier, VERIFIERS),
+        (check_policy, POLICIES),
+        (check_quantizer, QUANTIZERS),
+    )
+    for bug, case in bugs.items()
+]
+
+
+@pytest.mark.parametrize(("check", "faulty_one", "message"), CASES)
+def test_a_check_finds_the_planted_bug(check, faulty_one, message):
+    """Each by the rule that it breaks."""
     with pytest.raises(ConformanceError, match=message):
-        check_drafter(drafter())
-
-
-@pytest.mark.parametrize("bug", VERIFIERS)
-def test_check_verifier_finds(bug):
-    """Each planted bug of a verifier, by the rule that it breaks."""
-    verifier, message = VERIFIERS[bug]
-    with pytest.raises(ConformanceError, match=message):
-        check_verifier(verifier)
-
-
-@pytest.mark.parametrize("bug", POLICIES)
-def test_check_policy_finds(bug):
-    """Each planted bug of a policy, by the rule that it breaks."""
-    policy, message = POLICIES[bug]
-    with pytest.raises(ConformanceError, match=message):
-        check_policy(policy())
-
-
-@pytest.mark.parametrize("bug", QUANTIZERS)
-def test_check_quantizer_finds(bug):
-    """Each planted bug of a quantizer, by the rule that it breaks."""
-    quantizer, message = QUANTIZERS[bug]
-    with pytest.raises(ConformanceError, match=message):
-        check_quantizer(quantizer())
+        check(faulty_one() if isinstance(faulty_one, type) else faulty_one)
 
 
 def test_without_its_bug_each_example_passes():

@@ -6,8 +6,8 @@ blocks of a fixed size. That this holds is tried, not assumed: see
 :meth:`quasar.verifiers.causal_lm.CausalLMVerifier.strict`.
 
 On a CPU the block is also the faster way. Written ``W @ x.T``, a product for 4 rows reads the weight once at the speed
-of memory; ``x @ W.T``, which a linear layer computes, takes 2.5 times as long for one row and 4 times for six
-(MKL, float32; ``benchmarks/bench_parts.py``).
+of memory; ``x @ W.T``, which a linear layer computes, takes 2.7 times as long for one row, 4 times for four and 3
+times for six (MKL, float32; ``bench_a_product_of_few_rows`` in ``benchmarks/bench_parts.py``).
 """
 
 from __future__ import annotations

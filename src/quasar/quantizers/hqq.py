@@ -17,15 +17,12 @@ from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
 from quasar.kernels import KernelChooser
-from quasar.progress import track
 from quasar.quantizers.layers import (
     Layer,
     LayerReport,
     Skipped,
-    check_finite,
     choose_layers,
-    replace_module,
-    skipped_weights,
+    replace_layers,
     structure_copy,
 )
 from quasar.quantizers.linear import QuantizedLinear
@@ -83,15 +80,10 @@ class HqqQuantizer:
         """
         layers = choose_layers(model, "hqq", lm_head=self._lm_head, include=self._include, exclude=self._exclude)
         for layer in layers:
-            check_finite(layer)
             self._check_group(layer)
         quantized = structure_copy(model)
         self._layers = []
-        for layer in track(layers, "quantizing"):
-            replace_module(quantized, layer.name, self._quantize_layer(layer))
-        if self._lm_head:
-            quantized.config.tie_word_embeddings = False
-        self._skipped = skipped_weights(quantized, {layer.name for layer in layers})
+        self._skipped = replace_layers(quantized, layers, self._quantize_layer)
         return quantized  # type: ignore[no-any-return]
 
     def describe(self) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
+from quasar.progress import track
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.weight import QuantizedWeight
 
@@ -88,6 +89,7 @@ def choose_layers(model: nn.Module, who: str, *, lm_head: bool, include: str = "
     Raises:
         UnsupportedModelError: The model is quantized already, or nothing of it is left to quantize.
         InvalidRequestError: A pattern that no layer matches.
+        NumericalError: A weight or bias of a chosen layer is not finite.
     """
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise UnsupportedModelError(f"{type(model).__name__} is quantized already; give the full model")
@@ -103,7 +105,23 @@ def choose_layers(model: nn.Module, who: str, *, lm_head: bool, include: str = "
     ]
     if not chosen:
         raise UnsupportedModelError(f"{type(model).__name__} has no linear layer that {who} could quantize")
+    for layer in chosen:
+        check_finite(layer)
     return chosen
+
+
+def replace_layers(
+    quantized: nn.Module, layers: Sequence[Layer], make: Callable[[Layer], QuantizedLinear]
+) -> list[Skipped]:
+    """Put what ``make`` gives for each layer in its place in a copy; returns the matrices that are left as they are.
+
+    A head that had its weight from the embedding is told apart from it.
+    """
+    for layer in track(layers, "quantizing"):
+        replace_module(quantized, layer.name, make(layer))
+    if isinstance(quantized.get_output_embeddings(), QuantizedLinear):  # type: ignore[operator]
+        quantized.config.tie_word_embeddings = False  # type: ignore[union-attr]
+    return skipped_weights(quantized, {layer.name for layer in layers})
 
 
 def _patterns(text: str) -> list[str]:

@@ -16,16 +16,13 @@ from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
 from quasar.kernels import KernelChooser
-from quasar.progress import track
 from quasar.quantizers.layers import (
     Layer,
     LayerReport,
     Skipped,
-    check_finite,
     choose_layers,
     linear_layers,
-    replace_module,
-    skipped_weights,
+    replace_layers,
     structure_copy,
 )
 from quasar.quantizers.linear import QuantizedLinear
@@ -71,16 +68,10 @@ class W8A8Quantizer:
     def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`."""
         layers = choose_layers(model, "w8a8", lm_head=self._lm_head, include=self._include, exclude=self._exclude)
-        for layer in layers:
-            check_finite(layer)
         quantized = structure_copy(model)
         folds = self._fold_smoothing(model, quantized, layers, calibration or ())
         self._layers = []
-        for layer in track(layers, "quantizing"):
-            replace_module(quantized, layer.name, self._quantize_layer(layer, folds[layer.name]))
-        if self._lm_head:
-            quantized.config.tie_word_embeddings = False
-        self._skipped = skipped_weights(quantized, {layer.name for layer in layers})
+        self._skipped = replace_layers(quantized, layers, lambda layer: self._quantize_layer(layer, folds[layer.name]))
         return quantized  # type: ignore[no-any-return]
 
     def describe(self) -> Mapping[str, Any]:

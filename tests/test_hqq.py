@@ -157,12 +157,6 @@ def test_the_dense_kernel_equals_the_oracle_and_each_row_stands_alone(out, group
     assert execute(inputs.bfloat16()).dtype == torch.bfloat16
 
 
-def test_the_dense_kernel_leaves_quantized_activations_to_others():
-    """It would compute something else."""
-    weight = QuantizedWeight(torch.ones(2, 2, dtype=torch.int8), torch.ones(2, 1), activations="int8_per_token")
-    assert DenseKernel().refuses(weight) == "takes activations as they are"
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
 def test_strictly_verified_output_is_that_of_plain_decoding(family):
     """Drafts that are right and wrong, with the quantized model as the target."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quasar.errors import InvalidRequestError, UnknownStrategyError
 from quasar.kernels import KernelChooser
 from quasar.kernels.activations import quantize_rows
+from quasar.kernels.dense import DenseKernel
 from quasar.kernels.reference import ReferenceKernel
 from quasar.kernels.torch_int8 import TorchInt8Kernel, needs_split
 from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
@@ -218,24 +219,81 @@ def test_groups_and_zero_points_map_integers_back_as_defined():
     assert ReferenceKernel().prepare(weight)(inputs).tolist() == [[14.5, 0.75], [9.0, 2.0]]
 
 
+def as_defined(weight, inputs):
+    """``inputs @ weight.T`` in float64, straight from the words of ``QuantizedWeight``."""
+    size = weight.shape[1]
+    group_of = torch.arange(size) // weight.group_size
+    zero_points = torch.zeros_like(weight.scales) if weight.zero_points is None else weight.zero_points
+    columns = (weight.values - zero_points[:, group_of]).double() * weight.scales[:, group_of]
+    rows = inputs if weight.input_order is None else inputs[:, weight.input_order]
+    if weight.activations == "none":
+        return rows.double() @ columns.T
+    pieces = rows.split(weight.group_size if weight.activations == "int8_per_group" else size, dim=1)
+    rounded = []
+    for piece in pieces:
+        scales = piece.abs().amax(dim=1, keepdim=True) / 127 if weight.input_scale is None else weight.input_scale
+        scales = torch.where(scales > 0, scales, 1)
+        rounded.append((piece / scales).round().clamp(-127, 127).double() * scales)
+    return torch.cat(rounded, dim=1) @ columns.T
+
+
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 16), seeds)
-@pytest.mark.parametrize("activations", ["none", "int8_per_token"])
+@pytest.mark.parametrize("activations", ["none", "int8_per_token", "int8_per_group", "int8_static"])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_the_oracle_executes_every_record_by_its_definition(activations, symmetric, out, groups, group_size, seed):
-    """Any grouping, with zero points or without, weight-only or with int8 activations."""
-    weight = grouped(out, groups, group_size, seed, activations=activations)
-    if symmetric:
-        weight = attrs.evolve(weight, zero_points=None)
-    inputs = randn(5, weight.shape[1], seed=seed + 1)
-    outputs = ReferenceKernel().prepare(weight)(inputs)
-    if activations == "int8_per_token":
-        integers, scales = quantize_rows(inputs)
-        inputs = integers * scales
-    zero = torch.zeros(out, groups) if symmetric else weight.zero_points
-    columns = torch.arange(weight.shape[1]) // group_size
-    dense = (weight.values - zero[:, columns]) * weight.scales[:, columns]
-    torch.testing.assert_close(outputs, inputs @ dense.T, rtol=1e-4, atol=1e-4)
-    assert ReferenceKernel().refuses(weight) is None
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("kernel", [ReferenceKernel(), DenseKernel()], ids=["reference", "dense"])
+def test_every_record_is_executed_by_its_definition(
+    kernel, activations, symmetric, ordered, out, groups, group_size, seed
+):
+    """Any grouping and rounding of inputs, with zero points or without, columns in their order or another."""
+    weight = grouped(out, groups, group_size, seed)
+    size = weight.shape[1]
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    weight = attrs.evolve(
+        weight,
+        zero_points=None if symmetric else weight.zero_points,
+        activations=activations,
+        input_order=order if ordered and activations != "int8_per_group" else None,
+        input_scale=torch.tensor(0.013) if activations == "int8_static" else None,
+    )
+    inputs = randn(5, size, seed=seed + 1)
+    assert kernel.refuses(weight) is None
+    torch.testing.assert_close(
+        kernel.prepare(weight)(inputs).double(), as_defined(weight, inputs), rtol=1e-4, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_fixed_scale_of_inputs_is_executed_in_integers(split):
+    """Exactly what the oracle gives, cut off beyond 127; the scale comes back with the unpacked weight."""
+    weight = attrs.evolve(w8a8(randn(24, 32, seed=0)), activations="int8_static", input_scale=torch.tensor(0.01))
+    if not split and needs_split():
+        pytest.skip("this CPU's 8-bit products saturate")
+    inputs = randn(5, 32, seed=1)
+    assert (inputs.abs() > 1.27).any()
+    executor = TorchInt8Kernel(split).prepare(weight)
+    assert torch.equal(executor(inputs), ReferenceKernel().prepare(weight)(inputs))
+    assert executor.weight.input_scale == weight.input_scale
+    assert executor.weight.activations == "int8_static"
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"values": torch.zeros(4, 8)}, "values are torch.float32 with 2 dimensions"),
+        ({"scales": torch.ones(4, 3)}, r"scales \[4, 3\], expected \[4, groups\] .* divides 8"),
+        ({"scales": torch.ones(3, 2)}, r"scales \[3, 2\]"),
+        ({"zero_points": torch.ones(4, 1)}, r"zero_points \[4, 1\], expected \[4, 2\]"),
+        ({"input_order": torch.arange(4)}, r"input_order is torch.int64 \[4\]"),
+        ({"input_order": torch.arange(8), "activations": "int8_per_group"}, "would not lie together"),
+        ({"activations": "int8_static"}, "input_scale goes with"),
+        ({"input_scale": torch.tensor(1.0)}, "input_scale goes with"),
+    ],
+)
+def test_a_record_whose_parts_do_not_fit_is_refused(change, fault):
+    """Where it is made, and not in a kernel later."""
+    with pytest.raises(ValueError, match=fault):
+        attrs.evolve(grouped(4, 2, 4, seed=0), **change)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +302,7 @@ def test_the_oracle_executes_every_record_by_its_definition(activations, symmetr
         (attrs.evolve(w8a8(randn(4, 8, seed=0)), activations="none"), "needs int8 activations"),
         (grouped(4, 2, 4, 0, activations="int8_per_token"), "one symmetric scale an output channel"),
         (grouped(4, 1, 8, 0, activations="int8_per_token"), "one symmetric scale an output channel"),
+        (attrs.evolve(w8a8(randn(4, 8, seed=0)), input_order=torch.arange(8)), "inputs in their order"),
         (
             QuantizedWeight(
                 torch.empty(4, 8, dtype=torch.int8, device="meta"),
@@ -253,7 +312,7 @@ def test_the_oracle_executes_every_record_by_its_definition(activations, symmetr
             "runs on the CPU, the weight is on meta",
         ),
     ],
-    ids=["weight-only", "groups", "zero points", "device"],
+    ids=["weight-only", "groups", "zero points", "order of inputs", "device"],
 )
 def test_the_torch_kernel_says_why_it_refuses_a_weight(weight, reason):
     """The reason is for a user to read, when no kernel is left."""
@@ -269,7 +328,7 @@ def test_the_fastest_kernel_that_does_not_refuse_a_weight_gets_it():
     assert TorchInt8Kernel().refuses(fast) is None
     assert chooser.choose(fast)[0] == "torch"
     assert chooser.choose(attrs.evolve(fast, activations="none"))[0] == "dense"
-    assert chooser.choose(grouped(4, 2, 8, seed=0, activations="int8_per_token"))[0] == "reference"
+    assert chooser.choose(grouped(4, 2, 8, seed=0, activations="int8_per_token"))[0] == "dense"
     assert KernelChooser("reference").choose(fast)[0] == "reference"
 
 
@@ -287,6 +346,6 @@ def test_a_cpu_without_exact_products_is_refused(monkeypatch):
     monkeypatch.setattr(torch_int8, "_is_exact", lambda split: False)
     try:
         assert "not exact" in TorchInt8Kernel().refuses(w8a8(randn(4, 8, seed=0)))
-        assert KernelChooser().choose(w8a8(randn(4, 8, seed=0)))[0] == "reference"
+        assert KernelChooser().choose(w8a8(randn(4, 8, seed=0)))[0] == "dense"
     finally:
         torch_int8._why_unavailable.cache_clear()

@@ -304,14 +304,14 @@ class FoldOnly(W8A8Quantizer):
 
     folded: tuple[str, ...] = ()
 
-    def _quantize_layer(self, layer, fold):
+    def _place(self, quantized, layer, fold):
         if fold.columns is not None:
             self.folded = (*self.folded, layer.name)
         linear = nn.Linear(*reversed(layer.weight.shape), bias=layer.bias is not None)
         linear.weight = nn.Parameter(fold.apply(layer.weight))
         if layer.bias is not None:
             linear.bias = nn.Parameter(fold.apply_to_bias(layer.bias))
-        return linear
+        replace_module(quantized, layer.name, linear)
 
 
 def smoothed_layers(family: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Weights of few bits with activations as they are: mapped back once, then multiplied in floating point.
+"""Any quantized weight, mapped back once and multiplied in floating point, its inputs rounded as it asks.
 
 As fast as the full model, and it needs 4 bytes a weight beside the record: what a few bits save in memory traffic, only
 a compiled kernel can turn into speed on a CPU. It is many times as fast as mapping the weight back at each call.
@@ -9,17 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quasar.kernels.activations import round_inputs
 from quasar.kernels.blocks import product_in_blocks
 from quasar.quantizers.weight import QuantizedWeight
 
 
 class DenseKernel:
-    """Executes weights of any bits, groups and zero points whose activations are not quantized."""
+    """Executes every weight: any bits, groups, zero points and rounding of activations."""
 
     speed = 5
 
     def refuses(self, weight: QuantizedWeight) -> str | None:
-        return None if weight.activations == "none" else "takes activations as they are"
+        return None
 
     def prepare(self, weight: QuantizedWeight) -> DenseExecutor:
         return DenseExecutor(weight)
@@ -33,4 +34,5 @@ class DenseExecutor:
         self._dense = weight.dequantize()
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return product_in_blocks(inputs.to(torch.float32), self._dense).to(inputs.dtype)
+        rows = round_inputs(inputs.to(torch.float32), self.weight)
+        return product_in_blocks(rows, self._dense).to(inputs.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quasar.kernels.activations import quantize_rows
+from quasar.kernels.activations import quantize_inputs, round_inputs
 from quasar.quantizers.weight import QuantizedWeight
 
 
@@ -32,12 +32,13 @@ class ReferenceExecutor:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         weight, rows = self.weight, inputs.to(torch.float32)
-        if weight.activations == "none":
-            return (rows.double() @ weight.dequantize().double().T).to(inputs.dtype)
-        integers, row_scales = quantize_rows(rows)
-        if weight.group_size < weight.shape[1] or weight.zero_points is not None:
+        if weight.activations in ("none", "int8_per_group"):
+            return (round_inputs(rows, weight).double() @ weight.dequantize().double().T).to(inputs.dtype)
+        groups, row_scales = quantize_inputs(rows, weight)
+        integers = groups.squeeze(-2)
+        if weight.group_size < weight.shape[1] or weight.zero_points is not None or weight.input_order is not None:
             outputs = (integers.double() @ weight.dequantize().double().T).to(torch.float32)
         else:
             products = integers.double() @ weight.values.double().T
             outputs = products.to(torch.float32) * weight.scales[:, 0]
-        return (outputs * row_scales).to(inputs.dtype)
+        return (outputs * row_scales.squeeze(-1)).to(inputs.dtype)

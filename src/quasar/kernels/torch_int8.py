@@ -19,12 +19,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quasar.kernels.activations import quantize_rows
+from quasar.kernels.activations import quantize_rows, quantize_with
 from quasar.quantizers.weight import QuantizedWeight
 
 
 class TorchInt8Kernel:
-    """Executes symmetric 8-bit weights with one scale a row and int8 per-token activations.
+    """Executes symmetric weights with one scale a row, and int8 activations per token or with a fixed scale.
 
     Args:
         split: Feed activations as two 7-bit rows; ``None`` decides by trying what this CPU does.
@@ -38,10 +38,10 @@ class TorchInt8Kernel:
     def refuses(self, weight: QuantizedWeight) -> str | None:
         if weight.values.device.type != "cpu":
             return f"runs on the CPU, the weight is on {weight.values.device}"
-        if weight.activations != "int8_per_token":
-            return "needs int8 activations"
-        if weight.group_size != weight.shape[1] or weight.zero_points is not None:
-            return "needs one symmetric scale an output channel"
+        if weight.activations not in ("int8_per_token", "int8_static"):
+            return "needs int8 activations, rounded per token or with a fixed scale"
+        if weight.group_size != weight.shape[1] or weight.zero_points is not None or weight.input_order is not None:
+            return "needs one symmetric scale an output channel, and inputs in their order"
         return _why_unavailable()
 
     def prepare(self, weight: QuantizedWeight) -> TorchInt8Executor:
@@ -56,6 +56,7 @@ class TorchInt8Executor:
         scales = weight.scales[:, 0]
         self._packed = _pack(weight.values, torch.ones_like(scales) if split else scales)
         self._scales_after = scales.clone() if split else None
+        self._bits, self._activations, self._input_scale = weight.bits, weight.activations, weight.input_scale
 
     @property
     def weight(self) -> QuantizedWeight:
@@ -63,17 +64,28 @@ class TorchInt8Executor:
         with _deprecation_ignored():
             unpacked = torch.ops.quantized.linear_unpack(self._packed)[0]
         scales = unpacked.q_per_channel_scales().float() if self._scales_after is None else self._scales_after
-        return QuantizedWeight(unpacked.int_repr(), scales.unsqueeze(1), bits=8, activations="int8_per_token")
+        return QuantizedWeight(
+            unpacked.int_repr(),
+            scales.unsqueeze(1),
+            bits=self._bits,
+            activations=self._activations,
+            input_scale=self._input_scale,
+        )
 
     def __call__(self, inputs: Tensor) -> Tensor:
         if inputs.dim() == 1:  # FBGEMM wants rows
             return self(inputs.unsqueeze(0)).squeeze(0)
-        integers, row_scales = quantize_rows(inputs.to(torch.float32))
+        integers, row_scales = self._quantize(inputs.to(torch.float32))
         if self._scales_after is None:
             products = _products(integers, 128, self._packed)
         else:
             products = _split_products(integers, self._packed).mul_(self._scales_after)
         return products.mul_(row_scales).to(inputs.dtype)
+
+    def _quantize(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if self._input_scale is None:
+            return quantize_rows(rows)
+        return quantize_with(self._input_scale, rows), self._input_scale
 
 
 def _products(integers: Tensor, zero_point: int, packed: torch.ScriptObject) -> Tensor:

@@ -11,21 +11,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
-from quasar.kernels import KernelChooser
-from quasar.quantizers.layers import (
-    Layer,
-    LayerReport,
-    Skipped,
-    choose_layers,
-    replace_layers,
-    structure_copy,
-)
-from quasar.quantizers.linear import QuantizedLinear
+from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.layers import Layer
 from quasar.quantizers.weight import QuantizedWeight
 
 _BITS = (8, 4, 3, 2)
@@ -62,44 +53,25 @@ class HqqQuantizer:
             raise InvalidRequestError(f"hqq: group={group!r}, expected a positive integer, or -1 for a whole row")
         if axis not in (0, 1) or isinstance(axis, bool):
             raise InvalidRequestError(f"hqq: axis={axis!r}, expected 0 or 1")
-        if not isinstance(lm_head, bool):
-            raise InvalidRequestError(f"hqq: lm_head={lm_head!r}, expected true or false")
-        self._bits, self._group, self._axis, self._lm_head = bits, group, axis, lm_head
-        self._include, self._exclude = str(include), str(exclude)
-        self._kernels = KernelChooser(str(kernel))
+        self._bits, self._group, self._axis = bits, group, axis
+        self._assembly = Assembly("hqq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
         _library()  # refuse before a model is loaded
-        self._layers: list[LayerReport] = []
-        self._skipped: list[Skipped] = []
 
-    @torch.no_grad()
     def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`. Calibration is not used.
 
         Raises:
             InvalidRequestError: The group does not fit a layer; the message names it, before any weight is touched.
         """
-        layers = choose_layers(model, "hqq", lm_head=self._lm_head, include=self._include, exclude=self._exclude)
+        layers = self._assembly.choose(model)
         for layer in layers:
             self._check_group(layer)
-        quantized = structure_copy(model)
-        self._layers = []
-        self._skipped = replace_layers(quantized, layers, self._quantize_layer)
-        return quantized  # type: ignore[no-any-return]
+        return self._assembly.assemble(model, layers, self._quantize_layer)
 
     def describe(self) -> Mapping[str, Any]:
         """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone."""
-        return {
-            "quantizer": "hqq",
-            "bits": self._bits,
-            "group": self._group,
-            "axis": self._axis,
-            "lm_head": self._lm_head,
-            "include": self._include,
-            "exclude": self._exclude,
-            "kernels": sorted({layer.kernel for layer in self._layers}),
-            "layers": [attrs.asdict(layer) for layer in self._layers],
-            "skipped": [attrs.asdict(skipped) for skipped in self._skipped],
-        }
+        own = {"quantizer": "hqq", "bits": self._bits, "group": self._group, "axis": self._axis}
+        return own | self._assembly.describe()
 
     def _check_group(self, layer: Layer) -> None:
         out, size = layer.weight.shape
@@ -112,11 +84,8 @@ class HqqQuantizer:
             f"choose {', '.join(map(str, [*choices, -1]))}, or leave the layer out with exclude={layer.name}"
         )
 
-    def _quantize_layer(self, layer: Layer) -> QuantizedLinear:
-        record = quantize_hqq(layer.weight, bits=self._bits, group=self._group, axis=self._axis)
-        name, kernel = self._kernels.choose(record)
-        self._layers.append(LayerReport.of(layer.name, layer.weight, record, name))
-        return QuantizedLinear(kernel.prepare(record), layer.bias)
+    def _quantize_layer(self, layer: Layer) -> QuantizedWeight:
+        return quantize_hqq(layer.weight, bits=self._bits, group=self._group, axis=self._axis)
 
 
 def quantize_hqq(weight: Tensor, *, bits: int, group: int, axis: int) -> QuantizedWeight:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
-from quasar.progress import track
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.weight import QuantizedWeight
 
@@ -108,20 +107,6 @@ def choose_layers(model: nn.Module, who: str, *, lm_head: bool, include: str = "
     for layer in chosen:
         check_finite(layer)
     return chosen
-
-
-def replace_layers(
-    quantized: nn.Module, layers: Sequence[Layer], make: Callable[[Layer], QuantizedLinear]
-) -> list[Skipped]:
-    """Put what ``make`` gives for each layer in its place in a copy; returns the matrices that are left as they are.
-
-    A head that had its weight from the embedding is told apart from it.
-    """
-    for layer in track(layers, "quantizing"):
-        replace_module(quantized, layer.name, make(layer))
-    if isinstance(quantized.get_output_embeddings(), QuantizedLinear):  # type: ignore[operator]
-        quantized.config.tie_word_embeddings = False  # type: ignore[union-attr]
-    return skipped_weights(quantized, {layer.name for layer in layers})
 
 
 def _patterns(text: str) -> list[str]:

@@ -10,22 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
-from quasar.kernels import KernelChooser
-from quasar.quantizers.layers import (
-    Layer,
-    LayerReport,
-    Skipped,
-    choose_layers,
-    linear_layers,
-    replace_layers,
-    structure_copy,
-)
-from quasar.quantizers.linear import QuantizedLinear
+from quasar.progress import track
+from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.layers import Layer, linear_layers
 from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
 from quasar.quantizers.tracing import trace_groups
 from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
@@ -53,41 +44,29 @@ class W8A8Quantizer:
         exclude: str = "",
         kernel: str = "auto",
     ) -> None:
-        for name, value in (("smooth", smooth), ("lm_head", lm_head)):
-            if not isinstance(value, bool):
-                raise InvalidRequestError(f"w8a8: {name}={value!r}, expected true or false")
+        if not isinstance(smooth, bool):
+            raise InvalidRequestError(f"w8a8: smooth={smooth!r}, expected true or false")
         if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
             raise InvalidRequestError(f"w8a8: alpha={alpha!r}, expected a number from 0 to 1")
-        self._smooth, self._alpha, self._lm_head = smooth, float(alpha), lm_head
-        self._include, self._exclude = str(include), str(exclude)
-        self._kernels = KernelChooser(str(kernel))
-        self._layers: list[LayerReport] = []
-        self._skipped: list[Skipped] = []
+        self._smooth, self._alpha = smooth, float(alpha)
+        self._assembly = Assembly("w8a8", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
 
     @torch.no_grad()
     def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`."""
-        layers = choose_layers(model, "w8a8", lm_head=self._lm_head, include=self._include, exclude=self._exclude)
-        quantized = structure_copy(model)
+        layers = self._assembly.choose(model)
+        quantized = self._assembly.begin(model)
         folds = self._fold_smoothing(model, quantized, layers, calibration or ())
-        self._layers = []
-        self._skipped = replace_layers(quantized, layers, lambda layer: self._quantize_layer(layer, folds[layer.name]))
-        return quantized  # type: ignore[no-any-return]
+        for layer in track(layers, "quantizing"):
+            self._place(quantized, layer, folds[layer.name])
+        return self._assembly.finish(quantized)
 
     def describe(self) -> Mapping[str, Any]:
         """Options, and after :meth:`quantize` the layers with their kernels and the weights left alone with reasons."""
-        return {
-            "quantizer": "w8a8",
-            "smooth": self._smooth,
-            "alpha": self._alpha,
-            "lm_head": self._lm_head,
-            "include": self._include,
-            "exclude": self._exclude,
-            "kernels": sorted({layer.kernel for layer in self._layers}),
-            "smoothed_layers": sum(layer.smoothed for layer in self._layers),
-            "layers": [attrs.asdict(layer) for layer in self._layers],
-            "skipped": [attrs.asdict(skipped) for skipped in self._skipped],
-        }
+        shared = self._assembly.describe()
+        smoothed = sum(layer["smoothed"] for layer in shared["layers"])
+        own = {"quantizer": "w8a8", "smooth": self._smooth, "alpha": self._alpha, "smoothed_layers": smoothed}
+        return own | shared
 
     def _fold_smoothing(
         self, model: nn.Module, quantized: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
@@ -111,11 +90,9 @@ class W8A8Quantizer:
                 folds[name].columns = scales
         return folds
 
-    def _quantize_layer(self, layer: Layer, fold: Fold) -> QuantizedLinear:
+    def _place(self, quantized: nn.Module, layer: Layer, fold: Fold) -> None:
         weight = fold.apply(layer.weight)
         values, scales = quantize_symmetric(weight)
         record = QuantizedWeight(values, scales, bits=8, activations="int8_per_token")
-        name, kernel = self._kernels.choose(record)
-        smoothed = fold.columns is not None
-        self._layers.append(LayerReport.of(layer.name, weight, record, name, smoothed=smoothed))
-        return QuantizedLinear(kernel.prepare(record), fold.apply_to_bias(layer.bias))
+        bias, smoothed = fold.apply_to_bias(layer.bias), fold.columns is not None
+        self._assembly.place(quantized, layer, record, weight=weight, bias=bias, smoothed=smoothed)

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-ActivationScheme = Literal["none", "int8_per_token"]
+ActivationScheme = Literal["none", "int8_per_token", "int8_per_group", "int8_static"]
 
 
 @attrs.frozen(eq=False)
@@ -21,11 +21,18 @@ class QuantizedWeight:
 
     Args:
         values: ``[out, in]`` int8.
-        scales: ``[out, groups]`` float32, positive; ``in`` is a multiple of ``groups``.
-        zero_points: ``[out, groups]`` in the units of ``values``; ``None`` for a symmetric weight.
-        bits: Bits that a value needs; symmetric values lie in ``±(2**(bits-1) - 1)``.
-        activations: ``"int8_per_token"``: each row of the input is rounded to symmetric int8 with a scale of its own
-            before the product; ``"none"``: the input is used as it is.
+        scales: ``[out, groups]`` float32, finite; ``in`` is a multiple of ``groups``.
+        zero_points: ``[out, groups]`` float32 in the units of ``values``; ``None`` for a symmetric weight.
+        bits: Bits that a value needs.
+        activations: How each row of the input is rounded before the product; always symmetric and to int8.
+            ``"none"``: it is used as it is; ``"int8_per_token"``: with a scale of its own; ``"int8_per_group"``: with
+            one for each group of inputs; ``"int8_static"``: with ``input_scale``, the same for all.
+        input_order: ``[in]`` int64, a permutation: column j of ``values`` multiplies input ``input_order[j]``
+            (GPTQ's ``desc_act``). ``None``: column j multiplies input j.
+        input_scale: Float32 scalar, positive, for ``"int8_static"``.
+
+    Raises:
+        ValueError: Shapes or dtypes that do not fit each other.
     """
 
     values: Tensor
@@ -33,6 +40,12 @@ class QuantizedWeight:
     zero_points: Tensor | None = None
     bits: int = 8
     activations: ActivationScheme = "none"
+    input_order: Tensor | None = None
+    input_scale: Tensor | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if (fault := _fault_of(self)) is not None:
+            raise ValueError(f"a quantized weight {list(self.values.shape)}: {fault}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,18 +57,44 @@ class QuantizedWeight:
         """Inputs that share a scale."""
         return self.values.shape[1] // self.scales.shape[1]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that there are, by the names of the fields."""
+        fields = {name: getattr(self, name) for name in _TENSORS}
+        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        tensors = (self.values, self.scales, self.zero_points)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def dequantize(self) -> Tensor:
-        """``[out, in]`` float32."""
+        """``[out, in]`` float32; column j multiplies input j."""
         groups = _in_groups(self.values.to(torch.float32), self.group_size)
         if self.zero_points is not None:
             groups = groups - self.zero_points.unsqueeze(-1)
-        return (groups * self.scales.unsqueeze(-1)).flatten(1)
+        columns = (groups * self.scales.unsqueeze(-1)).flatten(1)
+        return columns if self.input_order is None else columns[:, self.input_order.argsort()]
+
+
+_TENSORS = ("values", "scales", "zero_points", "input_order", "input_scale")
+
+
+def _fault_of(weight: QuantizedWeight) -> str | None:
+    values, scales, zero_points, order = weight.values, weight.scales, weight.zero_points, weight.input_order
+    if values.dtype != torch.int8 or values.dim() != 2:
+        return f"values are {values.dtype} with {values.dim()} dimensions, expected int8 [out, in]"
+    out, size = values.shape
+    if scales.dim() != 2 or scales.shape[0] != out or scales.shape[1] == 0 or size % scales.shape[1]:
+        return f"scales {list(scales.shape)}, expected [{out}, groups] with a number of groups that divides {size}"
+    if zero_points is not None and zero_points.shape != scales.shape:
+        return f"zero_points {list(zero_points.shape)}, expected {list(scales.shape)} as the scales"
+    if order is not None and (order.dtype != torch.int64 or order.shape != (size,)):
+        return f"input_order is {order.dtype} {list(order.shape)}, expected int64 [{size}]"
+    if order is not None and weight.activations == "int8_per_group":
+        return "input_order with int8_per_group: a group's inputs would not lie together"
+    if (weight.input_scale is None) != (weight.activations != "int8_static"):
+        return "input_scale goes with activations='int8_static', and with nothing else"
+    return None
 
 
 def _in_groups(matrix: Tensor, group_size: int) -> Tensor:

@@ -48,7 +48,8 @@ def main() -> None:
         name: Pipeline.from_model(loaded.model, loaded.tokenizer, drafter=arguments.drafter, **choices)
         for name, choices in TARGETS.items()
     }
-    report: dict[str, Any] = {"environment": _environment(arguments), "prompts": len(prompts)}
+    conditions = {**environment(arguments.model), "drafter": arguments.drafter, "new_tokens": arguments.tokens}
+    report: dict[str, Any] = {"environment": conditions, "prompts": len(prompts)}
     report["speed"] = measure_speed(loaded.model, pipelines, prompts, arguments.tokens)
     report["agreement"] = measure_agreement(loaded.model, pipelines, prompts, arguments.tokens)
     report["milliseconds_by_width"] = {name: measure_widths(pipe) for name, pipe in pipelines.items()}
@@ -79,7 +80,8 @@ def _texts(arguments: argparse.Namespace) -> list[str]:
     return texts
 
 
-def _environment(arguments: argparse.Namespace) -> dict[str, Any]:
+def environment(model: str) -> dict[str, Any]:
+    """What figures depend on beside the code that is measured."""
     command = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
     sha = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
@@ -89,9 +91,7 @@ def _environment(arguments: argparse.Namespace) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "threads": torch.get_num_threads(),
-        "model": arguments.model,
-        "drafter": arguments.drafter,
-        "new_tokens": arguments.tokens,
+        "model": model,
     }
 
 

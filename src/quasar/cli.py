@@ -188,7 +188,7 @@ def _read_prompt() -> str:
 
 @cli.command()
 @click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
-@click.option("--quantizer", default=None, help=_QUANTIZER)
+@click.option("--quantizer", default="w8a8", show_default=True, help="What makes the target; none: the full model.")
 @click.option("--verifier", default="causal_lm", show_default=True, help="What runs the target.")
 @click.option("--strict", is_flag=True, help="Measure the strict verifier.")
 @click.option("--tokens", type=click.IntRange(min=16), default=64, show_default=True, help="Compared for each prompt.")

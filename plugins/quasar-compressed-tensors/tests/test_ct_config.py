@@ -256,6 +256,11 @@ def test_the_examples_below_are_read_when_nothing_is_broken(good):
         (EIGHT, {"weight_zero_point": torch.tensor([3])}, "weight_zero_point is not zero, but the config group says s"),
         (EIGHT, {"weight": torch.ones(4, 32)}, r"weight is torch.float32 \[4, 32\], expected int8 \[out, in\]"),
         (EIGHT, {"weight": torch.ones((4, 32), dtype=torch.int32)}, r"weight is torch.int32 \[4, 32\], expected int8"),
+        (
+            EIGHT,
+            {"weight": torch.ones((4, 0), dtype=INT8)},
+            r"weight is torch.int8 \[4, 0\], expected int8 \[out, in\]",
+        ),
         (EIGHT, {"weight": torch.ones((2, 4, 32), dtype=INT8)}, r"weight is torch.int8 \[2, 4, 32\], expected int8"),
         (EIGHT, {"weight_scale": torch.ones(5, 1)}, r"weight_scale is \[5, 1\], expected \[4, 1\]"),
         (EIGHT, {"weight_scale": torch.ones((4, 1), dtype=torch.uint8)}, r"weight_scale is torch.uint8 \[4, 1\]"),
@@ -269,6 +274,8 @@ def test_the_examples_below_are_read_when_nothing_is_broken(good):
         (PACKED, {"weight_shape": None}, "the checkpoint has no weight_shape; it has weight_packed"),
         (PACKED, {"weight_packed": None}, "the checkpoint has no weight_packed"),
         (PACKED, {"weight_shape": torch.tensor([64])}, r"weight_shape is \[64\], expected \[out, in\]"),
+        (PACKED, {"weight_shape": torch.tensor(64)}, r"weight_shape is \[64\], expected \[out, in\]"),
+        (PACKED, {"weight_shape": torch.tensor([16, 0])}, r"weight_shape is \[16, 0\], expected \[out, in\]"),
         (PACKED, {"weight_shape": torch.tensor([16, 128])}, r"int32 \[16, 8\], expected torch.int32 \[16, 16\]"),
         (
             PACKED,

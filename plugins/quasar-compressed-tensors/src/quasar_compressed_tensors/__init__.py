@@ -4,5 +4,5 @@ from quasar import hookimpl
 
 
 @hookimpl
-def quasar_checkpoints():
+def quasar_checkpoints() -> dict[str, str]:
     return {"compressed-tensors": "quasar_compressed_tensors.checkpoint:CompressedTensorsCheckpoint"}

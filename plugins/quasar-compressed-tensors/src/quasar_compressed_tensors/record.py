@@ -59,17 +59,18 @@ class _Stored:
             return self._unpacked()
         weight = self._take("weight")
         dense = self.scheme.format == "dense"
-        if weight.dim() != 2 or weight.dtype not in (FLOATS if dense else (torch.int8,)):
+        if weight.dim() != 2 or not weight.numel() or weight.dtype not in (FLOATS if dense else (torch.int8,)):
             self._refuse(f"weight is {_described(weight)}, expected {'floating' if dense else 'int8'} [out, in]")
         return weight
 
     def _unpacked(self) -> Tensor:
-        packed, shape = self._take("weight_packed"), self._take("weight_shape").tolist()
-        if len(shape) != 2:
+        packed, shape = self._take("weight_packed"), self._take("weight_shape").flatten().tolist()
+        if len(shape) != 2 or min(shape) < 1:
             self._refuse(f"weight_shape is {shape}, expected [out, in]")
         bits = self.scheme.weights.num_bits
         self._expect("weight_packed", packed, torch.int32, [shape[0], math.ceil(shape[1] * bits / 32)])
-        return unpack_from_int32(packed, bits, shape)
+        values: Tensor = unpack_from_int32(packed, bits, shape)
+        return values
 
     def scales(self, shape: torch.Size) -> Tensor:
         """``[out, groups]`` in the dtype that they are stored in."""
@@ -91,7 +92,8 @@ class _Stored:
             out, groups = shape[0], self._n_groups(shape[1])
             rows = math.ceil(out * weights.num_bits / 32)
             self._expect("weight_zero_point", zero_points, torch.int32, [rows, groups])
-            return unpack_from_int32(zero_points, weights.num_bits, torch.Size((out, groups)), packed_dim=0)
+            unpacked: Tensor = unpack_from_int32(zero_points, weights.num_bits, torch.Size((out, groups)), packed_dim=0)
+            return unpacked
         if zero_points.is_floating_point():
             self._refuse(f"weight_zero_point is {_described(zero_points)}, expected integers")
         return self._by_group("weight_zero_point", zero_points, shape)
@@ -102,7 +104,7 @@ class _Stored:
         if columns.is_floating_point():
             columns = quantize(columns, scales, zero_points, weights, torch.int8)
         low, high = -(2 ** (weights.num_bits - 1)), 2 ** (weights.num_bits - 1) - 1
-        if columns.numel() and not low <= int(columns.min()) <= int(columns.max()) <= high:
+        if not low <= int(columns.min()) <= int(columns.max()) <= high:
             self._refuse(f"weight holds values outside {low}…{high}, the range of {weights.num_bits} bits")
         return columns.to(torch.int8).contiguous()
 

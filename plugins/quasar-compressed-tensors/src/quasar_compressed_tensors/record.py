@@ -92,8 +92,10 @@ class _Stored:
             out, groups = shape[0], self._n_groups(shape[1])
             rows = math.ceil(out * weights.num_bits / 32)
             self._expect("weight_zero_point", zero_points, torch.int32, [rows, groups])
-            unpacked: Tensor = unpack_from_int32(zero_points, weights.num_bits, torch.Size((out, groups)), packed_dim=0)
-            return unpacked
+            # packed down the columns; the library's own way to say so fails for one row of words (0.20.1)
+            words = zero_points.T.clone(memory_format=torch.contiguous_format)
+            unpacked: Tensor = unpack_from_int32(words, weights.num_bits, torch.Size((groups, out)))
+            return unpacked.T
         if zero_points.is_floating_point():
             self._refuse(f"weight_zero_point is {_described(zero_points)}, expected integers")
         return self._by_group("weight_zero_point", zero_points, shape)

@@ -143,6 +143,13 @@ def test_columns_of_a_group_may_lie_apart(actorder):
     assert torch.equal(unused.dequantize(), reader.read("layer", in_order).dequantize())
 
 
+def test_an_order_without_groups_means_nothing():
+    """A scale of a whole row is that of every column."""
+    reader = CompressedTensorsCheckpoint({"config_groups": grouped(CHANNEL8), "format": "int-quantized"})
+    tensors = {"weight": torch.ones((2, 6), dtype=torch.int8), "weight_scale": torch.ones(2, 1)}
+    assert reader.read("layer", {**tensors, "weight_g_idx": torch.tensor(GROUPS_OF_COLUMNS)}).input_order is None
+
+
 def test_a_dense_weight_is_rounded_in_the_order_of_its_groups():
     """The scale that rounds a column is that of its group, wherever the column lies."""
     weights = {"num_bits": 8, "strategy": "group", "group_size": 2, "actorder": "group"}

@@ -32,6 +32,11 @@ def quasar_quantizers() -> Mapping[str, Factory]:
 
 
 @hookimpl
+def quasar_checkpoints() -> Mapping[str, Factory]:
+    return {"quasar": "quasar.checkpoints.own:OwnFormat"}
+
+
+@hookimpl
 def quasar_policies() -> Mapping[str, Factory]:
     return {
         "block": "quasar.policies.block:BlockPolicy",

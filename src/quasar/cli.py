@@ -72,11 +72,14 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+_QUANTIZER = "What makes the target; none: the full model.  [default: w8a8; none where the model comes quantized]"
+
+
 @cli.command()
 @click.argument("prompt")
 @click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
 @click.option("--drafter", default="ngram", show_default=True, help="What proposes tokens, as name:option=value,…")
-@click.option("--quantizer", default="w8a8", show_default=True, help="What makes the target; none: the full model.")
+@click.option("--quantizer", default=None, help=_QUANTIZER)
 @click.option("--policy", default="auto", show_default=True, help="What accepts tokens.")
 @click.option("--verifier", default="causal_lm", show_default=True, help="What runs the target.")
 @click.option("--exact-to", type=click.Choice(["quantized", "full"]), default="quantized", show_default=True)
@@ -185,7 +188,7 @@ def _read_prompt() -> str:
 
 @cli.command()
 @click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
-@click.option("--quantizer", default="w8a8", show_default=True, help="What makes the target; none: the full model.")
+@click.option("--quantizer", default=None, help=_QUANTIZER)
 @click.option("--verifier", default="causal_lm", show_default=True, help="What runs the target.")
 @click.option("--strict", is_flag=True, help="Measure the strict verifier.")
 @click.option("--tokens", type=click.IntRange(min=16), default=64, show_default=True, help="Compared for each prompt.")
@@ -243,7 +246,7 @@ def _write_page(
 
 @cli.command()
 @click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
-@click.option("--quantizer", default="w8a8", show_default=True, help="What is looked at.")
+@click.option("--quantizer", default=None, help="What is looked at.  [default: w8a8]")
 @click.option("--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl.")
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
 @click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
@@ -260,6 +263,28 @@ def inspect(model: str, as_json: bool, **choices: Any) -> None:
         print(json.dumps(report))
     else:
         console.print_inspection(report)
+
+
+@cli.command()
+@click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
+@click.option("--quantizer", default="w8a8", show_default=True, help="As name:option=value,…")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="New folder for the quantized model.")
+@click.option("--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl.")
+@click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
+@click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def quantize(model: str, out: Path, as_json: bool, **choices: Any) -> None:
+    """Quantize a model and save it in a folder, which any --model takes."""
+    console.prepare_terminal()
+    from quasar.progress import tracked_by
+    from quasar.quantization import quantize_model
+
+    with tracked_by(console.progress_bar):
+        report = quantize_model(model, out, **choices)
+    if as_json:
+        print(json.dumps({"out": str(out), **report}))
+    else:
+        console.print_saved(report, out)
 
 
 @cli.command()

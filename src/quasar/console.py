@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -121,10 +122,22 @@ def print_inspection(report: dict[str, Any]) -> None:
         print("\nleft as they are")
         _print_columns(["NAME", "REASON"], [[part["name"], part["reason"]] for part in report["skipped"]])
     full, quantized = report["full_bytes"], report["quantized_bytes"]
-    print(f"\n{full / 1e6:.1f} MB before, {quantized / 1e6:.1f} MB after: {quantized / full:.2f} of it")
+    before = "" if full is None else f"{full / 1e6:.1f} MB before, "
+    share = "" if full is None else f" after: {quantized / full:.2f} of it"
+    print(f"\n{before}{quantized / 1e6:.1f} MB{share}")
+
+
+def print_saved(report: dict[str, Any], folder: Path) -> None:
+    """What was saved where, and how to use it."""
+    full, quantized = report["full_bytes"], report["quantized_bytes"]
+    print(f"{len(report['layers'])} layers quantized, {len(report['skipped'])} weights left as they are")
+    print(f"{full / 1e6:.1f} MB before, {quantized / 1e6:.1f} MB after, in {folder}")
+    print(f"use it with: quasar generate --model {folder} …")
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "?"
     if isinstance(value, float):
         return f"{value:.4f}"
     return "×".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -17,6 +17,10 @@ class ModelNotFoundError(QuasarError):
     """The model that was asked for is neither on this machine nor reachable."""
 
 
+class CheckpointError(QuasarError):
+    """A file of a model that is damaged, incomplete, or not what its description says."""
+
+
 class UnsupportedModelError(QuasarError):
     """The model was found, but what was asked cannot be done with it (its cache cannot roll back, say)."""
 

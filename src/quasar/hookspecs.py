@@ -48,3 +48,11 @@ def quasar_policies() -> Mapping[str, Factory]:  # type: ignore[empty-body]
 @hookspec
 def quasar_kernels() -> Mapping[str, Factory]:  # type: ignore[empty-body]
     """Kernels: ``factory(**options)`` returns a Kernel, which executes QuantizedWeights."""
+
+
+@hookspec
+def quasar_checkpoints() -> Mapping[str, Factory]:  # type: ignore[empty-body]
+    """Formats of quantized models, each by the ``quant_method`` that it reads.
+
+    ``factory(config)`` gets the checkpoint's ``quantization_config`` and returns a CheckpointFormat.
+    """

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import attrs
 from torch import nn
 
 from quasar.models import load_model
 from quasar.plan import Plan
-from quasar.quantizers.linear import QuantizedLinear
+from quasar.protocols import Quantizer
+from quasar.quantizers.layers import LayerReport, skipped_weights
+from quasar.quantizers.linear import quantized_layers
 
 
 def inspect_model(name: str, *, dtype: str | None = None, device: str | None = None, **choices: Any) -> dict[str, Any]:
@@ -20,20 +24,36 @@ def inspect_model(name: str, *, dtype: str | None = None, device: str | None = N
 
     Returns:
         ``quantizer``: its options; ``layers`` and ``skipped``: as it describes them, maybe empty; ``full_bytes`` and
-        ``quantized_bytes``: of all tensors of the model and of its copy, a tensor that is used twice counted once.
+        ``quantized_bytes``: of all tensors of the model and of its copy, a tensor that is used twice counted once. For
+        a model that comes quantized, ``full_bytes`` and the errors of its layers are ``None``.
     """
     plan = Plan.of(choices)  # type: ignore[arg-type]
     loaded = load_model(name, dtype=dtype, device=device)
+    plan = plan.fitted_to(loaded.model)
     quantized = plan.quantizer.quantize(loaded.model, plan.calibration_for(loaded.model, loaded.tokenizer))
-    description = dict(plan.quantizer.describe())
+    return report_of(plan.quantizer, loaded.model, quantized)
+
+
+def report_of(quantizer: Quantizer, model: nn.Module, quantized: nn.Module) -> dict[str, Any]:
+    """What became of ``model``; of one that came quantized, what it is made of, without errors."""
+    description = dict(quantizer.describe())
     layers, skipped = description.pop("layers", []), description.pop("skipped", [])
+    if comes_quantized := bool(quantized_layers(model)):
+        layers = [attrs.asdict(layer) for layer in _found(quantized)]
+        skipped = [attrs.asdict(part) for part in skipped_weights(quantized, set(quantized_layers(quantized)))]
     return {
         "quantizer": description,
         "layers": layers,
         "skipped": skipped,
-        "full_bytes": tensor_bytes(loaded.model),
+        "full_bytes": None if comes_quantized else tensor_bytes(model),
         "quantized_bytes": tensor_bytes(quantized),
     }
+
+
+def _found(model: nn.Module) -> Iterator[LayerReport]:
+    for name, module in quantized_layers(model).items():
+        record = module.executor.weight
+        yield LayerReport(name, record.shape, record.bits, record.nbytes, module.kernel, None)
 
 
 def tensor_bytes(model: nn.Module) -> int:
@@ -42,5 +62,4 @@ def tensor_bytes(model: nn.Module) -> int:
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in (*model.parameters(), *model.buffers())
     }
-    records = {id(module): module for module in model.modules() if isinstance(module, QuantizedLinear)}
-    return sum(storages.values()) + sum(module.executor.weight.nbytes for module in records.values())
+    return sum(storages.values()) + sum(module.executor.weight.nbytes for module in quantized_layers(model).values())

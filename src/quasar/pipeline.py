@@ -110,6 +110,7 @@ class Pipeline:
 
     @classmethod
     def _from_plan(cls, plan: Plan, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Pipeline:
+        plan = plan.fitted_to(model)
         verifier, drafter = plan.assemble(model, tokenizer)
         pipeline = cls(
             verifier,

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 import attrs
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from quasar.checks import bind_drafter, is_bindable
@@ -16,6 +17,7 @@ from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.prompts import encode_prompt
 from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
 from quasar.quantizers.calibration import own_prompts, prompts_from
+from quasar.quantizers.linear import quantized_layers
 from quasar.quantizers.none import NoQuantizer
 from quasar.registry import default_registry
 from quasar.types import ExactTo
@@ -31,7 +33,7 @@ class Choices(TypedDict, total=False):
     """Keyword arguments of ``Pipeline.from_pretrained`` and ``from_model``; see :class:`Plan`."""
 
     drafter: DrafterLike
-    quantizer: str | Quantizer
+    quantizer: str | Quantizer | None
     policy: str | AcceptancePolicy
     exact_to: ExactTo
     verifier: VerifierLike
@@ -47,6 +49,7 @@ class Plan:
     Args:
         drafter: Also a function ``(token_ids, k) -> token ids``.
         quantizer: What makes the target out of the model; ``"none"``: the target is the model as it was given.
+            ``None``: ``w8a8``, and ``none`` for a model that comes quantized.
         policy: ``"auto"`` is coupled, hence greedy at temperature 0.
         exact_to: What the output must equal. ``"quantized"``: what the quantized model would produce alone;
             ``"full"``: what the model as it was given would; the quantized one then drafts blocks for it.
@@ -64,6 +67,7 @@ class Plan:
     calibration: Sequence[str]
     strict: bool
     specs: Mapping[str, str]
+    choices: Choices
 
     @classmethod
     def of(cls, choices: Choices) -> Plan:
@@ -77,7 +81,7 @@ class Plan:
         if unknown := [name for name in choices if name not in known]:
             raise InvalidRequestError(f"there is no choice {unknown[0]!r}; choices: {', '.join(known)}")
         drafter = choices.get("drafter", "ngram")
-        quantizer = choices.get("quantizer", "w8a8")
+        quantizer = choices.get("quantizer") or "w8a8"
         policy = choices.get("policy", "auto")
         verifier = choices.get("verifier", "causal_lm")
         registry = default_registry()
@@ -97,13 +101,29 @@ class Plan:
             calibration=_prompts(choices.get("calibration")),
             strict=_checked_strict(choices.get("strict", False)),
             specs={kind: _spec_of(strategy) for kind, strategy in named.items()},
+            choices=choices,
         )
+
+    def fitted_to(self, model: nn.Module) -> Plan:
+        """This plan; for a model that comes quantized, and no quantizer asked for, one that leaves it as it is.
+
+        Raises:
+            InvalidRequestError: ``exact_to="full"`` of a model whose full weights are not there.
+        """
+        asked = self.choices.get("quantizer") is not None and self.quantizes
+        if asked or not quantized_layers(model):
+            return self
+        if self.choices.get("exact_to") == "full":
+            raise InvalidRequestError(
+                "exact_to='full' needs the full weights, and this model comes quantized; give the full model"
+            )
+        return attrs.evolve(Plan.of({**self.choices, "quantizer": "none"}), exact_to="quantized")
 
     @property
     def target_name(self) -> str:
         """The target, for a reader."""
-        full = self.exact_to == "full"
-        return "the model as it was given" if full else f"the model quantized by {self.specs['quantizer']}"
+        as_given = self.exact_to == "full" or not self.quantizes
+        return "the model as it was given" if as_given else f"the model quantized by {self.specs['quantizer']}"
 
     @property
     def quantizes(self) -> bool:
@@ -111,7 +131,10 @@ class Plan:
         return not isinstance(self.quantizer, NoQuantizer)
 
     def assemble(self, model: PreTrainedModel, tokenizer: Any) -> tuple[Verifier, Drafter]:
-        """Make the target of the model; returns its verifier and what drafts for it, bound to the model."""
+        """Make the target of the model; returns its verifier and what drafts for it, bound to the model.
+
+        Called on a plan that is :meth:`fitted_to` the model.
+        """
         calibration = self.calibration_for(model, tokenizer)
         drafter = bind_drafter(self.drafter, model, tokenizer, calibration)  # first, for it may refuse the model
         target = model if self.exact_to == "full" else self.quantizer.quantize(model, calibration)

@@ -20,7 +20,7 @@ import pluggy
 from quasar import builtins, hookspecs
 from quasar.errors import PluginError
 from quasar.hookspecs import Factory
-from quasar.protocols import AcceptancePolicy, Bindable, Drafter, Kernel, Quantizer, Verifier
+from quasar.protocols import AcceptancePolicy, Bindable, CheckpointFormat, Drafter, Kernel, Quantizer, Verifier
 from quasar.signatures import check_class
 
 ENTRY_POINT_GROUP = "quasar"
@@ -32,6 +32,7 @@ KINDS: Mapping[str, tuple[str, type]] = {
     "quantizer": ("quasar_quantizers", Quantizer),
     "policy": ("quasar_policies", AcceptancePolicy),
     "kernel": ("quasar_kernels", Kernel),
+    "checkpoint": ("quasar_checkpoints", CheckpointFormat),
 }
 
 

@@ -163,6 +163,28 @@ class Quantizer(Protocol):
         ...
 
 
+class CheckpointFormat(Protocol):
+    """Reads the layers of models that were quantized and saved by others.
+
+    A checkpoint names its format as ``quant_method`` in the ``quantization_config`` of its ``config.json``. The core
+    reads the files, builds the model, and gives each record to a kernel; a format only says what the tensors mean. It
+    may have an attribute ``kernel``, the name of the one that executes the layers.
+    """
+
+    def read(self, name: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight | None:
+        """One layer of the model; ``None`` where the checkpoint stores it in full.
+
+        Args:
+            name: Of the module, as in ``model.layers.0.mlp.up_proj``.
+            tensors: What is stored under that name, by the rest of the tensors' names: ``qweight``, ``scales``, …
+                A ``bias`` may be among them, which is not the format's business.
+
+        Raises:
+            InvalidRequestError: It is stored in a way that this format does not know; the message says which.
+        """
+        ...
+
+
 class Executor(Protocol):
     """One quantized weight, laid out for one kernel."""
 

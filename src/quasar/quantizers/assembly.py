@@ -20,6 +20,7 @@ from quasar.quantizers.layers import (
     replace_module,
     skipped_weights,
     structure_copy,
+    untie_quantized_head,
 )
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.weight import QuantizedWeight
@@ -51,7 +52,8 @@ class Assembly:
             raise InvalidRequestError(f"{who}: lm_head={lm_head!r}, expected true or false")
         self.who = who
         self._lm_head, self._include, self._exclude = lm_head, str(include), str(exclude)
-        self._kernels = KernelChooser(str(kernel))
+        self._kernel = str(kernel)
+        self._kernels = KernelChooser(self._kernel)
         self._reports: list[LayerReport] = []
         self._skipped: list[Skipped] = []
 
@@ -84,14 +86,13 @@ class Assembly:
         name, kernel = self._kernels.choose(record)
         original = layer.weight if weight is None else weight
         self._reports.append(LayerReport.of(layer.name, original, record, name, smoothed=smoothed))
-        linear = QuantizedLinear(kernel.prepare(record), layer.bias if bias is None else bias)
+        linear = QuantizedLinear(kernel.prepare(record), layer.bias if bias is None else bias, name)
         replace_module(quantized, layer.name, linear)
         return linear
 
     def finish(self, quantized: nn.Module) -> nn.Module:
         """Tell a quantized head apart from the embedding, and list what was left alone."""
-        if isinstance(quantized.get_output_embeddings(), QuantizedLinear):  # type: ignore[operator]
-            quantized.config.tie_word_embeddings = False  # type: ignore[union-attr]
+        untie_quantized_head(quantized)
         self._skipped = skipped_weights(quantized, {report.name for report in self._reports})
         return quantized
 
@@ -111,6 +112,7 @@ class Assembly:
             "lm_head": self._lm_head,
             "include": self._include,
             "exclude": self._exclude,
+            "kernel": self._kernel,
             "kernels": sorted({report.kernel for report in self._reports}),
             "layers": [attrs.asdict(report) for report in self._reports],
             "skipped": [attrs.asdict(skipped) for skipped in self._skipped],

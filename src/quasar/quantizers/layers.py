@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
-from quasar.quantizers.linear import QuantizedLinear
+from quasar.quantizers.linear import QuantizedLinear, quantized_layers
 from quasar.quantizers.weight import QuantizedWeight
 
 
@@ -46,7 +46,8 @@ class LayerReport:
         bits: Of a weight.
         nbytes: Of integers, scales and zero points together; a kernel may hold more.
         kernel: What executes it.
-        error: Size of the change of the weight as a share of its own (Frobenius norms), after smoothing.
+        error: Size of the change of the weight as a share of its own (Frobenius norms), after smoothing; ``None``
+            where the full weight is not known.
         smoothed: Whether a part of the activations' spread was moved into it.
     """
 
@@ -55,7 +56,7 @@ class LayerReport:
     bits: int
     nbytes: int
     kernel: str
-    error: float
+    error: float | None
     smoothed: bool = False
 
     @classmethod
@@ -90,7 +91,7 @@ def choose_layers(model: nn.Module, who: str, *, lm_head: bool, include: str = "
         InvalidRequestError: A pattern that no layer matches.
         NumericalError: A weight or bias of a chosen layer is not finite.
     """
-    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+    if quantized_layers(model):
         raise UnsupportedModelError(f"{type(model).__name__} is quantized already; give the full model")
     head = model.get_output_embeddings()  # type: ignore[operator]
     layers = [layer for layer in linear_layers(model) if lm_head or layer.module is not head]
@@ -107,6 +108,12 @@ def choose_layers(model: nn.Module, who: str, *, lm_head: bool, include: str = "
     for layer in chosen:
         check_finite(layer)
     return chosen
+
+
+def untie_quantized_head(model: nn.Module) -> None:
+    """Say that an output head that is quantized has a weight of its own, so that nothing ties it again."""
+    if isinstance(model.get_output_embeddings(), QuantizedLinear):  # type: ignore[operator]
+        model.config.tie_word_embeddings = False  # type: ignore[union-attr]
 
 
 def _patterns(text: str) -> list[str]:

@@ -13,11 +13,12 @@ class QuantizedLinear(nn.Module):
     Args:
         executor: From a kernel's ``prepare``.
         bias: ``[out]`` or ``None``; kept in the dtype it has.
+        kernel: Its name, for reports.
     """
 
-    def __init__(self, executor: Executor, bias: Tensor | None) -> None:
+    def __init__(self, executor: Executor, bias: Tensor | None, kernel: str = "") -> None:
         super().__init__()
-        self.executor = executor
+        self.executor, self.kernel = executor, kernel
         weight = executor.weight  # may be unpacked anew at each access
         self.out_features, self.in_features = weight.shape
         self.bits, self.activations = weight.bits, weight.activations
@@ -33,3 +34,8 @@ class QuantizedLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"bits={self.bits}, activations={self.activations}, executor={type(self.executor).__name__}"
         )
+
+
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
+    """All quantized layers by name, each once."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}

@@ -6,7 +6,7 @@ its own, and a new kernel serves all quantizers.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -66,6 +66,11 @@ class QuantizedWeight:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def to(self, device: torch.device) -> QuantizedWeight:
+        """The same on another device."""
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return attrs.evolve(self, **moved)
 
     def dequantize(self) -> Tensor:
         """``[out, in]`` float32; column j multiplies input j."""

@@ -1,0 +1,1 @@
+"""Quantized models in files: others' formats are read, Quasar's own is written too."""

@@ -1,0 +1,72 @@
+"""The files of a saved model: JSON, and tensors in safetensors files, read one at a time. Never a pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quasar.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        CheckpointError: There is none in it.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds {type(content).__name__}, expected a JSON object")
+    return content
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """All tensors of a folder by name, in one file or in several with an index; each access reads one.
+
+    Raises:
+        CheckpointError: There are no such files, or one is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        index = folder / f"{WEIGHTS}.index.json"
+        named = sorted(set(read_json(index).get("weight_map", {}).values())) if index.is_file() else [WEIGHTS]
+        self._places: dict[str, tuple[Path, Any]] = {}
+        for path in (folder / name for name in named):
+            file = _opened(path)
+            self._places |= dict.fromkeys(file.keys(), (path, file))
+
+    def __getitem__(self, name: str) -> Tensor:
+        path, file = self._places[name]
+        try:
+            tensor: Tensor = file.get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{name} cannot be read from {path}: {error}") from error
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _opened(path: Path) -> Any:
+    if not path.is_file():
+        others = ", ".join(sorted(file.name for file in path.parent.glob("*.bin"))[:3])
+        hint = f"; {others} would be a pickle, which is not read" if others else ""
+        raise CheckpointError(f"there is no file {path}{hint}")
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged, or no safetensors file: {error}") from error

@@ -1,0 +1,185 @@
+"""Load a model that was quantized and saved: Quasar's own, and whatever a plug-in reads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.pytorch_utils import Conv1D
+
+from quasar.checkpoints.files import CONFIG, TensorFiles, read_json
+from quasar.checkpoints.own import OwnFormat
+from quasar.errors import CheckpointError
+from quasar.kernels import KernelChooser
+from quasar.progress import track
+from quasar.protocols import CheckpointFormat
+from quasar.quantizers.layers import Layer, replace_module, untie_quantized_head
+from quasar.quantizers.linear import QuantizedLinear, quantized_layers
+from quasar.registry import default_registry
+
+_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Where tools wrote what stands in ``config.json`` now."""
+
+
+def quantization_of(folder: Path) -> dict[str, Any] | None:
+    """The ``quantization_config`` of a checkpoint; ``None`` for a model in full precision.
+
+    Raises:
+        CheckpointError: A file that is no JSON object.
+    """
+    found = read_json(folder / CONFIG).get("quantization_config")
+    if isinstance(found, dict):
+        return found
+    for name, method in _OLD_FILES.items():
+        if (folder / name).is_file():
+            return {"quant_method": method, **read_json(folder / name)}
+    return None
+
+
+def is_readable(quantization: Mapping[str, Any]) -> bool:
+    """Whether something that is installed reads such a checkpoint."""
+    return quantization.get("quant_method") in _formats()
+
+
+def hint_for(quantization: Mapping[str, Any] | None) -> str:
+    """What to add to the message that a model cannot be loaded, if it is that it is quantized."""
+    if quantization is None:
+        return ""
+    method = quantization.get("quant_method")
+    return f"; it is quantized by {method!r}, and what is installed reads {', '.join(_formats())}"
+
+
+def _formats() -> list[str]:
+    return [entry.name for entry in default_registry().entries("checkpoint")]
+
+
+@torch.no_grad()
+def load_quantized(
+    folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype | None, device: torch.device
+) -> PreTrainedModel:
+    """Build the model, with a :class:`QuantizedLinear` in the place of each layer that is stored quantized.
+
+    Args:
+        dtype: Of what is stored in full; ``None``: as the checkpoint says.
+
+    Raises:
+        CheckpointError: Files that are damaged; tensors that are missing, too many, or of another shape.
+        InvalidRequestError: The format does not know how a layer is stored.
+    """
+    form: CheckpointFormat = default_registry().build("checkpoint", quantization["quant_method"], dict(quantization))
+    stored = TensorFiles(folder)
+    if isinstance(form, OwnFormat):
+        form.check(stored)
+    model = _empty_model(folder, dtype)
+    read = _place_layers(model, form, stored, device)
+    untie_quantized_head(model)
+    full = {name: stored[name] for name in stored if name not in read}
+    if isinstance(form, OwnFormat):
+        full |= {name: full[source] for name, source in form.shared.items()}
+    _fill(model, full, None if isinstance(form, OwnFormat) and dtype is None else model.dtype)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    placed: nn.Module = model
+    placed.to(device).eval()
+    return model
+
+
+def _empty_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    """Memory that nothing has written to: what is replaced or assigned later never takes any."""
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # the model in memory is Quasar's business, not transformers'
+        with no_init_weights():
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, dtype=dtype or config.dtype
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder / CONFIG} describes no causal LM: {error}") from error
+    return model
+
+
+def _place_layers(
+    model: PreTrainedModel, form: CheckpointFormat, stored: Mapping[str, Tensor], device: torch.device
+) -> set[str]:
+    """Give each record to a kernel; returns the names of the tensors that went into it."""
+    kernels = KernelChooser(str(getattr(form, "kernel", "auto")))
+    read: set[str] = set()
+    names = _by_module(stored)
+    # By type alone: whether a layer computes a product cannot be tried on memory that nothing has written to.
+    linear = [Layer(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    for layer in track([layer for layer in linear if layer.name in names], "loading"):
+        parts = {part: stored[f"{layer.name}.{part}"] for part in names[layer.name]}
+        if (record := form.read(layer.name, parts)) is None:
+            continue
+        if record.shape != tuple(layer.weight.shape):
+            raise CheckpointError(
+                f"layer {layer.name} is stored as {list(record.shape)}, the model has {list(layer.weight.shape)}"
+            )
+        record = record.to(device)
+        kernel_name, kernel = kernels.choose(record)
+        bias = _bias_of(layer, parts, device)
+        replace_module(model, layer.name, QuantizedLinear(kernel.prepare(record), bias, kernel_name))
+        read |= {f"{layer.name}.{part}" for part in parts}
+    return read
+
+
+def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
+    modules = defaultdict(list)
+    for name in names:
+        module, _, part = name.rpartition(".")
+        modules[module].append(part)
+    return dict(modules)
+
+
+def _bias_of(layer: Layer, parts: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
+    if layer.bias is None:
+        return None  # some tools write zeros for every layer
+    if "bias" not in parts:
+        raise CheckpointError(f"{layer.name}.bias is missing from the checkpoint")
+    return parts["bias"].to(device, layer.bias.dtype)
+
+
+def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
+    """Assign what is stored in full, floating tensors in ``dtype`` (``None``: as they are), and tie what is tied."""
+    expected = {**model.state_dict(), **dict(model.named_buffers())}
+    ignored = [name for name in tensors if name not in expected and _may_be_left_over(name)]
+    if foreign := sorted(tensors.keys() - expected.keys() - set(ignored)):
+        raise CheckpointError(f"the model has no {foreign[0]}, which the checkpoint stores ({len(foreign)} such names)")
+    for name in tensors.keys() & expected.keys():
+        if tensors[name].shape != expected[name].shape:
+            shapes = f"{list(tensors[name].shape)}, the model has {list(expected[name].shape)}"
+            raise CheckpointError(f"{name} is stored as {shapes}")
+    chosen = {name: _cast(tensors[name], dtype) for name in tensors.keys() & expected.keys()}
+    model.load_state_dict(chosen, strict=False, assign=True)
+    for name in chosen.keys() - model.state_dict().keys():  # a buffer that a model computes, and that was saved
+        owner, _, buffer = name.rpartition(".")
+        model.get_submodule(owner).register_buffer(buffer, chosen[name], persistent=False)
+    model.requires_grad_(False)
+    model.tie_weights()
+    _check_complete(model, chosen)
+
+
+def _may_be_left_over(name: str) -> bool:
+    """Buffers that older versions stored and newer ones compute; biases of zeros for layers without one."""
+    return name.endswith((".inv_freq", ".masked_bias"))
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _check_complete(model: nn.Module, chosen: Mapping[str, Tensor]) -> None:
+    """Nothing is left unwritten: each name was stored, or is tied to one that was."""
+    state = model.state_dict(keep_vars=True)
+    written = {id(state[name]) for name in chosen.keys() & state.keys()} | {
+        id(layer.bias) for layer in quantized_layers(model).values()
+    }
+    if missing := sorted(name for name, tensor in state.items() if id(tensor) not in written):
+        raise CheckpointError(f"{missing[0]} is missing from the checkpoint ({len(missing)} such names)")

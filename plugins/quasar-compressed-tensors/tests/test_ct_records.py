@@ -171,11 +171,12 @@ def test_a_layer_of_which_only_the_bias_is_stored_is_not_read():
     assert reader.read("lm_head", {"bias": torch.zeros(3)}) is None
 
 
-def test_scales_of_a_record_do_not_change_with_the_checkpoint_s():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scales_of_a_record_do_not_change_with_the_checkpoint_s(dtype):
     """float32 whatever is stored, contiguous, one row an output: kernels rely on it."""
     weights = {"num_bits": 8, "strategy": "tensor"}
     reader = CompressedTensorsCheckpoint({"config_groups": grouped(weights), "format": "int-quantized"})
-    tensors = {"weight": torch.ones((3, 4), dtype=torch.int8), "weight_scale": torch.tensor(0.5, dtype=torch.bfloat16)}
+    tensors = {"weight": torch.ones((3, 4), dtype=torch.int8), "weight_scale": torch.tensor(0.5, dtype=dtype)}
     record = reader.read("layer", tensors)
     assert record.scales.dtype == torch.float32
     assert record.scales.is_contiguous()

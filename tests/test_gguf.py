@@ -149,10 +149,12 @@ def test_the_file_of_another_model_is_refused(folder, llama):
         GgufQuantizer(file=str(wide)).quantize(llama)
 
 
-def test_a_copy_needs_the_file_by_name(llama):
-    """The file is known of the very model that was loaded, which is not kept alive for that."""
+def test_a_copy_needs_the_file_by_name(folder, llama, monkeypatch):
+    """The file is known of the very model that was loaded, by its whole path."""
     twin = copy.deepcopy(llama)
     assert source_of(llama).name == "small.gguf"
+    monkeypatch.chdir(folder)
+    assert source_of(load_model("small.gguf").model) == folder / "small.gguf"
     assert source_of(twin) is None
     with pytest.raises(InvalidRequestError, match=r"not loaded from a \.gguf file by name; .* gguf:file=PATH"):
         GgufQuantizer().quantize(twin)

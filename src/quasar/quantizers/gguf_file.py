@@ -6,7 +6,6 @@ loads one (llama.cpp pairs the rows of queries and keys otherwise). Both are ask
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +62,8 @@ class GgufFile:
 
     def find(self, layer: Layer) -> Stored | None:
         """What stores the layer's weight, maybe under the name of one that shares it; ``None`` if nothing does."""
-        shared = (
-            name
-            for name, parameter in self._model.named_parameters(remove_duplicate=False)
-            if parameter is layer.module.weight
-        )
-        for name in itertools.chain((f"{layer.name}.weight",), shared):
-            if name in self._names:
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            if parameter is layer.module.weight and name in self._names:
                 tensor = self._tensors[self._names[name]]
                 return Stored(tensor.name, tensor.tensor_type.name, tuple(tensor.shape.tolist()[::-1]), tensor.data)
         return None

@@ -74,6 +74,7 @@ def test_the_quantized_model_computes_with_the_weights_of_the_file(written):
     quantized = quantizer.quantize(loaded)
     records = records_of(quantized)
     assert len(records) == sum(quantizer.describe()["types"].values()) > 0
+    assert quantizer.describe()["file"] == str(source_of(loaded))
     for layer in quantizer.describe()["layers"]:
         assert layer["error"] < 1e-6
         assert apart(loaded.get_submodule(layer["name"]).weight, original.get_submodule(layer["name"]).weight) < 0.2
@@ -111,7 +112,9 @@ def test_four_bits_are_the_integers_of_the_file(llama):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_16_bits_is_recognised(folder, dtype):
     """The record is nearer to the file than the model is; a change of one unit in the last place is not rounding."""
-    path = write_gguf(folder / f"{dtype}.gguf", tiny("llama", num_hidden_layers=1), mixed)
+    tiny_model = tiny("llama", num_hidden_layers=1)
+    tiny_model.model.layers[0].mlp.down_proj.weight.data *= 1e-4  # below float16's normal numbers
+    path = write_gguf(folder / f"{dtype}.gguf", tiny_model, mixed)
     model = load_model(str(path), dtype=dtype).model
     assert logits_of(GgufQuantizer().quantize(model)).dtype == dtype
     weight = model.model.layers[0].mlp.up_proj.weight.data
@@ -279,6 +282,15 @@ def test_a_loader_that_does_more_than_to_move_rows_is_noticed(monkeypatch, llama
     monkeypatch.setattr(gguf_file._loading, "TENSOR_PROCESSORS", loader_that(lambda weights: weights[:, ::-1]))
     with pytest.raises(InvalidRequestError, match="values differ"):
         GgufQuantizer().quantize(llama)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "bloom"])
+def test_an_outline_has_the_names_that_the_whole_model_has(family):
+    """transformers finds the same layers by it; Bloom's only in the module below the top."""
+    model, processor = tiny(family), gguf_file._loading.TensorProcessor()
+    whole = gguf_file._loading.get_gguf_hf_weights_map(model, processor)
+    assert gguf_file._weights_map(model, processor) == whole
+    assert sum(name.startswith("blk.1.") for name in whole) >= 6
 
 
 def test_it_keeps_the_protocol(folder):

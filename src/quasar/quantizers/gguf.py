@@ -62,6 +62,7 @@ class GgufQuantizer:
             raise InvalidRequestError(f"gguf: there is no file {self._file}")
         self._activations: ActivationScheme = activations
         self._assembly = Assembly("gguf", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
+        self._read: Path | None = None
         self._types: Counter[str] = Counter()
 
     @torch.no_grad()
@@ -74,6 +75,7 @@ class GgufQuantizer:
         """
         layers = self._assembly.choose(model)
         file = GgufFile(self._path_for(model), model)
+        self._read = file.path
         quantized, reasons = self._assembly.begin(model), {}
         self._types = Counter()
         for layer in track(layers, "reading"):
@@ -92,8 +94,8 @@ class GgufQuantizer:
         return self._assembly.finish(quantized, reasons)
 
     def describe(self) -> Mapping[str, Any]:
-        """Options, and after :meth:`quantize` how many layers have each type, the layers, and what was left alone."""
-        own = {"quantizer": "gguf", "file": str(self._file or ""), "activations": self._activations}
+        """Options, and after :meth:`quantize` the file, how many layers have each type, and what became of them."""
+        own = {"quantizer": "gguf", "file": str(self._read or self._file or ""), "activations": self._activations}
         return own | {"types": dict(sorted(self._types.items()))} | self._assembly.describe()
 
     def _path_for(self, model: nn.Module) -> Path:

@@ -62,7 +62,7 @@ class GgufFile:
 
     def find(self, layer: Layer) -> Stored | None:
         """What stores the layer's weight, maybe under the name of one that shares it; ``None`` if nothing does."""
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+        for name, parameter in self._model.named_parameters():
             if parameter is layer.module.weight and name in self._names:
                 tensor = self._tensors[self._names[name]]
                 return Stored(tensor.name, tensor.tensor_type.name, tuple(tensor.shape.tolist()[::-1]), tensor.data)

@@ -121,8 +121,8 @@ def _difference(stored: Tensor, weight: Tensor) -> float | None:
 
     That is 1e-6 of the largest value for float32 arithmetic, and half a unit of the last place of a 16-bit ``weight``.
     """
-    kind, full = torch.finfo(weight.dtype), weight.float()
-    allowed = kind.eps / 2 * full.abs().clamp_min(kind.smallest_normal) + 1e-6 * full.abs().max()
+    full = weight.float()
+    allowed = torch.finfo(weight.dtype).eps / 2 * full.abs() + 1e-6 * full.abs().max()
     apart = (stored - full).abs()
     return None if bool((apart <= allowed).all()) else float(apart.max())
 

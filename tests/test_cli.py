@@ -150,7 +150,7 @@ MISTAKES = {
     ),
     "exact to whom": (["generate", "x", "--exact-to", "me"], "'me' is not one of 'quantized', 'full'"),
     "drafter": (["generate", "x", "--drafter", "ngrm"], "no drafter named 'ngrm'; installed: model ("),
-    "quantizer": (["generate", "x", "--quantizer", "w8a"], "no quantizer named 'w8a'; installed: hqq ("),
+    "quantizer": (["generate", "x", "--quantizer", "w8a"], "no quantizer named 'w8a'; installed: gguf ("),
     "policy": (["generate", "x", "--policy", "greed"], "no policy named 'greed'; installed: block ("),
     "policy option": (["generate", "x", "--policy", "margin:k=1"], "has no option 'k'; its options: margin"),
     "verifier": (["generate", "x", "--verifier", "causal"], "no verifier named 'causal'; installed: causal_lm ("),

@@ -23,6 +23,7 @@ from quasar.policies.greedy import GreedyPolicy
 from quasar.policies.margin import MarginPolicy
 from quasar.policies.rejection import RejectionPolicy
 from quasar.policies.typical import TypicalPolicy
+from quasar.quantizers.gguf import GgufQuantizer
 from quasar.quantizers.hqq import HqqQuantizer
 from quasar.quantizers.w8a8 import W8A8Quantizer
 from quasar.request import Request
@@ -273,6 +274,7 @@ def test_the_settings_have_the_defaults_of_the_code():
         ("drafter `ngram`", NgramDrafter),
         ("drafter `nested`", CascadeDrafter),
         ("quantizer `w8a8`", W8A8Quantizer),
+        ("quantizer `gguf`", GgufQuantizer),
         ("quantizer `hqq`", HqqQuantizer),
         ("policy `margin`", MarginPolicy),
         ("policy `typical`", TypicalPolicy),

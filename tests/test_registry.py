@@ -217,7 +217,7 @@ def test_an_unknown_name_is_refused_with_what_is_installed(kind, spec, fragments
         ("drafter", "nested:drafter=(ngram:kk=5)", "has no option 'kk'; its options: k, max_n, min_n."),
         ("drafter", "nested:drafter=ngrm", "no drafter named 'ngrm'; installed: model ("),
         ("drafter", "nested:drafter=(nested:quantizer=(w8a8:alhpa=0))", "has no option 'alhpa'; its options: smooth"),
-        ("drafter", "nested:quantizer=w8a9", "no quantizer named 'w8a9'; installed: hqq ("),
+        ("drafter", "nested:quantizer=w8a9", "no quantizer named 'w8a9'; installed: gguf ("),
         ("drafter", "nested:verifier=(causal_ml)", "no verifier named 'causal_ml'; installed: causal_lm ("),
         ("drafter", "nested:verifier=5", "verifier=int object: give a spec string, or a function"),
         ("drafter", "nested:k=4", "k=4, min_k=8, max_k=32; expected 1 ≤ min_k ≤ k ≤ max_k"),

@@ -25,6 +25,7 @@ def quasar_verifiers() -> Mapping[str, Factory]:
 @hookimpl
 def quasar_quantizers() -> Mapping[str, Factory]:
     return {
+        "gguf": "quasar.quantizers.gguf:GgufQuantizer",
         "hqq": "quasar.quantizers.hqq:HqqQuantizer",
         "w8a8": "quasar.quantizers.w8a8:W8A8Quantizer",
         "none": "quasar.quantizers.none:NoQuantizer",

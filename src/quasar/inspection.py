@@ -40,7 +40,7 @@ def report_of(quantizer: Quantizer, model: nn.Module, quantized: nn.Module) -> d
     layers, skipped = description.pop("layers", []), description.pop("skipped", [])
     if comes_quantized := bool(quantized_layers(model)):
         layers = [attrs.asdict(layer) for layer in _found(quantized)]
-        skipped = [attrs.asdict(part) for part in skipped_weights(quantized, set(quantized_layers(quantized)))]
+        skipped = [attrs.asdict(part) for part in skipped_weights(quantized, set(quantized_layers(quantized)), {})]
     return {
         "quantizer": description,
         "layers": layers,

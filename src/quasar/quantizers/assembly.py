@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -90,10 +90,14 @@ class Assembly:
         replace_module(quantized, layer.name, linear)
         return linear
 
-    def finish(self, quantized: nn.Module) -> nn.Module:
-        """Tell a quantized head apart from the embedding, and list what was left alone."""
+    def finish(self, quantized: nn.Module, reasons: Mapping[str, str] | None = None) -> nn.Module:
+        """Tell a quantized head apart from the embedding, and list what was left alone.
+
+        Args:
+            reasons: Why, by the name of a layer that was chosen and not placed.
+        """
         untie_quantized_head(quantized)
-        self._skipped = skipped_weights(quantized, {report.name for report in self._reports})
+        self._skipped = skipped_weights(quantized, {report.name for report in self._reports}, reasons or {})
         return quantized
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -154,8 +154,12 @@ def _computes_the_product(module: nn.Module) -> bool:
     return same_kind and torch.allclose(output, expected, rtol=1e-2, atol=1e-2)
 
 
-def skipped_weights(model: nn.Module, quantized: set[str]) -> list[Skipped]:
-    """Every matrix of the model that is not the weight of a layer in ``quantized``."""
+def skipped_weights(model: nn.Module, quantized: set[str], reasons: Mapping[str, str]) -> list[Skipped]:
+    """Every matrix of the model that is not the weight of a layer in ``quantized``.
+
+    Args:
+        reasons: Why a layer was left alone, by its name, where a quantizer knows better than this module.
+    """
     skipped = []
     for name, module in model.named_modules():
         if name in quantized:
@@ -163,7 +167,8 @@ def skipped_weights(model: nn.Module, quantized: set[str]) -> list[Skipped]:
         for parameter_name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() < 2:
                 continue
-            skipped.append(Skipped(f"{name}.{parameter_name}", _reason_to_skip(module, parameter)))
+            reason = reasons.get(name) or _reason_to_skip(module, parameter)
+            skipped.append(Skipped(f"{name}.{parameter_name}", reason))
     return skipped
 
 

@@ -22,6 +22,7 @@ from quasar.quantizers.layers import (
     structure_copy,
 )
 from quasar.quantizers.linear import QuantizedLinear
+from quasar.quantizers.unrounded import keep
 from quasar.quantizers.weight import QuantizedWeight
 
 
@@ -84,7 +85,9 @@ class Assembly:
         name, kernel = self._kernels.choose(record)
         original = layer.weight if weight is None else weight
         self._reports.append(LayerReport.of(layer.name, original, record, name, smoothed=smoothed))
-        linear = QuantizedLinear(kernel.prepare(record), layer.bias if bias is None else bias)
+        bias = layer.bias if bias is None else bias
+        keep(layer.name, original, bias)
+        linear = QuantizedLinear(kernel.prepare(record), bias)
         replace_module(quantized, layer.name, linear)
         return linear
 

@@ -26,6 +26,7 @@ from quasar.quantizers.smoothing import Fold, smoothing_scales
 from quasar.quantizers.tracing import Group, trace_groups
 from quasar.quantizers.unrounded import keeping_unrounded, unrounded_twin
 from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
 from quasar.sensitivity import divergence, measure_sensitivity
 from quasar.testing.models import random_prompt, tiny
 from quasar.testing.quantizers import check_quantizer
@@ -78,10 +79,18 @@ def test_a_scale_for_each_group_errs_no_more_than_one_for_the_row(out, groups, s
 
 
 def test_groups_lower_the_error_of_a_model():
-    """Of weights and of activations with a few large channels."""
-    model = model_of("llama")
-    errors = [(logits(W8A8Quantizer(group=g).quantize(model, CALIBRATION)) - logits(model)).std() for g in (-1, 16)]
-    assert errors[1] < 0.8 * errors[0]
+    """A large channel, planted so that the function is unchanged, spoils the scale of its own group only."""
+    model = tiny("llama")
+    with torch.no_grad():
+        for block in model.model.layers:
+            attention = block.self_attn
+            block.input_layernorm.weight[3] *= 60
+            for consumer in (attention.q_proj, attention.k_proj, attention.v_proj):
+                consumer.weight[:, 3] /= 60
+    errors = [
+        (logits(W8A8Quantizer(group=group, smooth="none").quantize(model)) - logits(model)).std() for group in (-1, 8)
+    ]
+    assert errors[1] < 0.7 * errors[0]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +131,7 @@ class Holder(nn.Module):
 @pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
 @given(seed=st.integers(0, 999))
 @settings(max_examples=20)
+@torch.no_grad()
 def test_a_shift_is_undone_exactly_by_the_bias_of_the_consumer(norm, dtype, seed):
     """In bfloat16 too: what is folded is the shift as the norm's bias holds it."""
     holder = Holder(norm(8).to(dtype))
@@ -130,7 +140,7 @@ def test_a_shift_is_undone_exactly_by_the_bias_of_the_consumer(norm, dtype, seed
     shift, ones = randn(8, seed=seed + 2) * 3, torch.ones(8)
     kept = shift_norm(holder, "norm", shift, ones)
     assert isinstance(holder.norm, ShiftedNorm) == (norm is nn.RMSNorm)
-    rounding = 1e-6 if dtype == torch.float32 else 2**-7
+    rounding = 1e-5 if dtype == torch.float32 else 2**-7
     assert torch.allclose(kept, shift, rtol=rounding)
     after = holder.norm(rows)
     assert after.dtype == dtype
@@ -170,7 +180,10 @@ def test_a_shift_lowers_the_error_where_channels_lie_far_from_zero():
         for block in model.gpt_neox.layers:
             block.input_layernorm.bias += 30
     error = {
-        smooth: (logits(W8A8Quantizer(smooth=smooth).quantize(model, CALIBRATION)) - logits(model)).std()
+        smooth: (
+            logits(W8A8Quantizer(smooth=smooth, include="*.query_key_value").quantize(model, CALIBRATION))
+            - logits(model)
+        ).std()
         for smooth in ("scale", "shift")
     }
     assert error["shift"] < 0.5 * error["scale"]
@@ -231,7 +244,7 @@ def test_a_few_inputs_of_every_prompt_are_sampled():
 
 def test_static_activations_need_calibration():
     """And say what would do without."""
-    with pytest.raises(InvalidRequestError, match="activations=static needs calibration prompts.*activations=dynamic"):
+    with pytest.raises(InvalidRequestError, match=r"activations=static needs calibration prompts.*activations=dynamic"):
         W8A8Quantizer(activations="static").quantize(model_of("llama"))
 
 
@@ -263,12 +276,11 @@ def test_inputs_that_are_not_finite_are_refused_by_the_name_of_the_layer():
 # Sensitivity
 
 
-@pytest.mark.parametrize("spec", ["w8a8:smooth=shift", "hqq:bits=2,group=16"])
-def test_each_layer_is_measured_by_itself_and_the_worst_comes_first(tmp_path, spec):
-    """For any quantizer; in the JSON and in the table."""
+def test_a_model_without_a_tokenizer_has_no_prompts_to_measure_on(tmp_path):
+    """A user's mistake, and said so."""
     tiny("llama").save_pretrained(tmp_path)
-    arguments = ["inspect", "--model", str(tmp_path), "--quantizer", spec, "--sensitivity"]
-    assert "has none" in str(CliRunner().invoke(cli, arguments).exception)  # no tokenizer, no prompts
+    result = CliRunner().invoke(cli, ["inspect", "--model", str(tmp_path), "--sensitivity"])
+    assert isinstance(result.exception, UnsupportedModelError)
 
 
 def sensitivity_of(quantizer, model, **options):
@@ -277,12 +289,10 @@ def sensitivity_of(quantizer, model, **options):
 
 def test_a_layer_alone_has_the_divergence_of_a_model_with_that_layer_alone_quantized():
     """Without smoothing, ``include`` makes the very same model."""
-    model, calibration = model_of("llama"), torch.cat(CALIBRATION, dim=1)[:, :64]
+    model, prompts = model_of("llama"), [CALIBRATION[0], CALIBRATION[1][:, :24]]
     report = sensitivity_of(W8A8Quantizer(smooth="none"), model)
     assert (report.tokens, len(report.layers)) == (64, 14)
     assert [layer.kl for layer in report.layers] == sorted((layer.kl for layer in report.layers), reverse=True)
-    prompts = [CALIBRATION[0], CALIBRATION[1][:, :24]]
-    assert sum(prompt.shape[1] for prompt in prompts) == calibration.shape[1]
     with torch.no_grad():
         exact = torch.cat([model(ids).logits[0] for ids in prompts]).double().log_softmax(-1)
         for layer in (report.layers[0], report.layers[-1]):
@@ -293,13 +303,28 @@ def test_a_layer_alone_has_the_divergence_of_a_model_with_that_layer_alone_quant
             assert layer.nbytes == alone.get_submodule(layer.name).executor.weight.nbytes
 
 
-def test_a_layer_that_is_made_coarse_is_found():
-    """Two bits against eight: every layer costs more; the sum is near the whole where errors are small."""
-    model = model_of("llama")
-    fine, coarse = (sensitivity_of(W8A8Quantizer(group=g, smooth="shift"), model) for g in (16, -1))
-    assert 0 < fine.kl < coarse.kl
-    assert all(0 < layer.output_error < 0.1 for layer in coarse.layers)
-    assert 0.3 < sum(layer.kl for layer in coarse.layers) / coarse.kl < 3
+def test_a_smoothed_layer_is_charged_with_its_rounding_alone():
+    """Not with what smoothing moved: errors are small, and together they are about that of the whole."""
+    report = sensitivity_of(W8A8Quantizer(smooth="shift"), model_of("llama"))
+    assert all(0 < layer.output_error < 0.05 for layer in report.layers)
+    assert 0.3 < sum(layer.kl for layer in report.layers) / report.kl < 3
+
+
+def test_the_layer_that_is_rounded_coarsely_comes_first():
+    """One layer in two bits among others in eight: it is the first, and its error the largest."""
+
+    class Coarse(Int8Scheme):
+        def record(self, weight, peak=None):
+            if weight.shape == (128, 64) and weight.equal(target):
+                values, scales = quantize_symmetric(weight, bits=2)
+                return QuantizedWeight(values, scales, bits=2)
+            return super().record(weight, peak)
+
+    model, quantizer = model_of("llama"), W8A8Quantizer(smooth="none")
+    target, quantizer._scheme = model.model.layers[1].mlp.up_proj.weight, Coarse()
+    report = sensitivity_of(quantizer, model)
+    assert (report.layers[0].name, report.layers[0].bits) == ("model.layers.1.mlp.up_proj", 2)
+    assert report.layers[0].output_error == max(layer.output_error for layer in report.layers)
 
 
 def test_the_models_are_left_as_they_were():

@@ -17,13 +17,10 @@ from quasar.quantizers.tracing import Group
 ALPHAS = tuple(step / 10 for step in range(11))
 SAMPLED_ROWS = 128
 """Inputs of each group that the search sees, of all prompts together."""
-_SAMPLED_OUTPUTS = 256
 
 
 def output_error(group: Group, scales: Tensor, scheme: Int8Scheme, shift: Tensor | None = None) -> float:
     """Squared error of the consumers' outputs as a share of their squares, summed over the consumers.
-
-    Of layers with many outputs, some at even distances are looked at: each has its own scales, so they err alike.
 
     Args:
         group: With sampled inputs.
@@ -37,7 +34,7 @@ def output_error(group: Group, scales: Tensor, scheme: Int8Scheme, shift: Tensor
     peak = group.range.moved(shift, scales).peaks.amax()
     total = 0.0
     for layer in group.consumers.values():
-        weight = layer.weight[:: -(-len(layer.weight) // _SAMPLED_OUTPUTS)].float() * scales
+        weight = layer.weight.float() * scales
         record = scheme.record(weight, peak)
         exact = rows @ weight.T
         change = round_inputs(rows, record) @ record.dequantize().T - exact

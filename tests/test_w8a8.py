@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from quasar import Pipeline
 from quasar.cli import cli
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
 from quasar.inspection import inspect_model
@@ -27,9 +28,11 @@ from quasar.quantizers.tracing import Group, trace_groups
 from quasar.quantizers.unrounded import keeping_unrounded, unrounded_twin
 from quasar.quantizers.w8a8 import W8A8Quantizer
 from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
+from quasar.registry import default_registry
 from quasar.sensitivity import divergence, measure_sensitivity
 from quasar.testing.models import random_prompt, tiny
 from quasar.testing.quantizers import check_quantizer
+from quasar.verifiers.causal_lm import CausalLMVerifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -377,3 +380,28 @@ def test_the_table_and_the_json_name_every_layer(monkeypatch, tmp_path):
     assert [line[0] for line in lines[begin + 1 : begin + 15]] == [layer["name"] for layer in found["layers"]]
     assert "sensitivity" not in inspect_model(str(tmp_path))
     assert inspect_model(str(tmp_path), quantizer="none", sensitivity=True)["layers"] == []
+
+
+@pytest.mark.parametrize("spec", ["w8a8:smooth=shift", "w8a8:group=16", "w8a8:activations=static"])
+def test_strictly_verified_output_is_that_of_plain_decoding_in_every_mode(spec):
+    """Shifted norms and scales of groups depend on no other row either."""
+    model = tiny("llama")
+    pipe = Pipeline(CausalLMVerifier(default_registry().build("quantizer", spec).quantize(model, CALIBRATION)).strict())
+    prompt = [*random_prompt(6), *random_prompt(6)]
+    result = pipe.generate_ids(prompt, max_new_tokens=40)
+    assert result.token_ids == pipe.reference(prompt, max_new_tokens=40).token_ids
+
+
+@pytest.mark.real_model
+def test_groups_bring_a_real_model_nearer_to_the_full_one(smollm2):
+    """SmolLM2 without smoothing: groups of 32 against one scale a token, on a short text."""
+    text = "The old lighthouse stood at the end of the pier, where the river met the sea. Every evening the keeper"
+    inputs = smollm2.tokenizer(text, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        exact = smollm2.model(inputs).logits[0].log_softmax(-1)
+        kl = [
+            divergence(exact, W8A8Quantizer(group=g).quantize(smollm2.model)(inputs).logits[0].log_softmax(-1))
+            for g in (-1, 32)
+        ]
+    assert kl[1] < 0.5 * kl[0]
+    assert kl[1] < 0.02

@@ -39,6 +39,8 @@ QUANTIZERS = {
     "hqq of 4 bits": lambda: HqqQuantizer(bits=4, group=32),
     "hqq of 3 bits, some layers": lambda: HqqQuantizer(bits=3, group=16, exclude="*.0.*"),
     "hqq of 2 bits with its head": lambda: HqqQuantizer(bits=2, group=16, lm_head=True),
+    "w8a8 shifted, in groups": lambda: W8A8Quantizer(group=16, smooth="shift"),
+    "w8a8 with fixed scales": lambda: W8A8Quantizer(activations="static"),
     "the oracle's kernel": lambda: W8A8Quantizer(kernel="reference"),
 }
 

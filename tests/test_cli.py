@@ -228,7 +228,7 @@ def test_the_options_reach_the_pipeline(quasar_command, toy):
     quasar_command("generate", "x")
     defaults = {
         "drafter": "ngram",
-        "quantizer": "w8a8",
+        "quantizer": None,
         "policy": "auto",
         "verifier": "causal_lm",
         "exact_to": "quantized",
@@ -563,7 +563,7 @@ def test_the_listing_names_kind_name_origin_version_and_status(quasar_command):
     assert (status, err) == (0, "")
     assert head == ["KIND", "NAME", "ORIGIN", "VERSION", "STATUS"]
     assert ["drafter", "ngram", "quasar-decode", quasar.__version__, "ok"] in rows
-    assert {row[0] for row in rows} == {"drafter", "verifier", "quantizer", "policy", "kernel"}
+    assert {row[0] for row in rows} == {"drafter", "verifier", "quantizer", "policy", "kernel", "checkpoint"}
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from quasar.quantizers.layers import linear_layers, replace_module
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.none import NoQuantizer
 from quasar.quantizers.tracing import trace_groups
+from quasar.quantizers.unrounded import keeping_unrounded, unrounded_twin
 from quasar.quantizers.w8a8 import W8A8Quantizer
 from quasar.testing.fakes import scripted
 from quasar.testing.models import FAMILIES, VOCAB_SIZE, greedy, random_prompt, tiny
@@ -236,13 +237,17 @@ def test_a_model_without_linear_layers_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"smooth": 1}, "smooth=1, expected true or false"),
+        ({"smooth": 1}, "smooth=1, expected scale, shift or none"),
         ({"lm_head": "yes"}, "lm_head='yes', expected true or false"),
         ({"alpha": -0.1}, "alpha=-0.1, expected a number from 0 to 1"),
         ({"alpha": 1.5}, "alpha=1.5, expected a number from 0 to 1"),
         ({"alpha": True}, "alpha=True, expected a number"),
         ({"alpha": "half"}, "alpha='half', expected a number"),
         ({"alpha": float("nan")}, "alpha=nan, expected a number"),
+        ({"smooth": "yes"}, "smooth='yes', expected scale, shift or none"),
+        ({"group": 0}, "group=0, expected a positive integer, or -1"),
+        ({"group": True}, "group=True, expected a positive integer"),
+        ({"activations": "none"}, "activations='none', expected dynamic or static"),
         ({"kernel": "cuda"}, "no kernel named 'cuda'; installed: dense"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
@@ -299,26 +304,26 @@ def test_tokens_equal_those_of_the_quantized_model_decoded_alone(family, bad):
 # Smoothing
 
 
-class FoldOnly(W8A8Quantizer):
-    """Smooths as W8A8 does, but keeps the folded weights in floating point."""
+def unrounded(quantizer: W8A8Quantizer, model: nn.Module) -> nn.Module:
+    """The quantized copy with all that smoothing moved, and without any rounding."""
+    with keeping_unrounded() as kept:
+        quantized = quantizer.quantize(model, CALIBRATION)
+    assert set(kept) == set(quantized_layers(quantized))
+    twin = unrounded_twin(quantized, kept)
+    assert not quantized_layers(twin)
+    return twin
 
-    folded: tuple[str, ...] = ()
 
-    def _place(self, quantized, layer, fold):
-        if fold.columns is not None:
-            self.folded = (*self.folded, layer.name)
-        linear = nn.Linear(*reversed(layer.weight.shape), bias=layer.bias is not None)
-        linear.weight = nn.Parameter(fold.apply(layer.weight))
-        if layer.bias is not None:
-            linear.bias = nn.Parameter(fold.apply_to_bias(layer.bias))
-        replace_module(quantized, layer.name, linear)
+def smoothed_by(quantizer: W8A8Quantizer) -> tuple[str, ...]:
+    """Names of the layers whose input is smoothed."""
+    return tuple(layer["name"] for layer in quantizer.describe()["layers"] if layer["smoothed"])
 
 
 def smoothed_layers(family: str) -> set[str]:
-    """Names, within one block, of the layers whose input is smoothed."""
-    quantizer = FoldOnly()
+    """The same within one block."""
+    quantizer = W8A8Quantizer()
     quantizer.quantize(model_of(family), CALIBRATION)
-    return {".".join(name.split(".")[-2:]) for name in quantizer.folded}
+    return {".".join(name.split(".")[-2:]) for name in smoothed_by(quantizer)}
 
 
 ATTENTION = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}
@@ -337,11 +342,12 @@ SMOOTHED = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("smooth", ["scale", "shift"])
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_smoothing_alone_does_not_change_what_a_model_computes(family, alpha):
+def test_smoothing_alone_does_not_change_what_a_model_computes(family, smooth, alpha):
     """Divided norms and multiplied columns cancel: with unrounded weights the logits are the same to rounding."""
     model = model_of(family)
-    smoothed = FoldOnly(alpha=alpha).quantize(model, CALIBRATION)
+    smoothed = unrounded(W8A8Quantizer(alpha=alpha, smooth=smooth), model)
     torch.testing.assert_close(logits(smoothed), logits(model), rtol=0, atol=2e-4)
 
 
@@ -349,7 +355,7 @@ def test_the_bias_of_a_scaled_up_projection_is_scaled_too():
     """Its rows are divided, so its bias must be."""
     model = tiny("llama", mlp_bias=True, attention_bias=True)
     assert model.model.layers[0].mlp.up_proj.bias.abs().max() > 0
-    smoothed = FoldOnly().quantize(model, CALIBRATION)
+    smoothed = unrounded(W8A8Quantizer(), model)
     torch.testing.assert_close(logits(smoothed), logits(model), rtol=0, atol=2e-4)
 
 
@@ -438,10 +444,10 @@ def folded(compute, *, tied: bool) -> tuple[str, ...]:
         toy.other_norm.weight.normal_()
         toy.norm.bias.normal_()
     expected = toy(CALIBRATION[0])
-    quantizer = FoldOnly()
-    smoothed = quantizer.quantize(toy, CALIBRATION)
+    quantizer = W8A8Quantizer(smooth="shift")
+    smoothed = unrounded(quantizer, toy)
     torch.testing.assert_close(smoothed(CALIBRATION[0]), expected, rtol=0, atol=2e-4)
-    return quantizer.folded
+    return smoothed_by(quantizer)
 
 
 @pytest.mark.parametrize("case", UNSAFE)
@@ -460,7 +466,7 @@ def test_a_module_registered_under_two_names_is_one_module():
     """Both names lead to the same quantized layer, so what smoothing did to its norm is undone under both."""
     linear = nn.Linear(16, 16)
     toy = Toy(lambda toy, hidden: toy.second(toy.norm(hidden)), norm=nn.LayerNorm(16), first=linear, second=linear)
-    smoothed = FoldOnly().quantize(toy, CALIBRATION)
+    smoothed = unrounded(W8A8Quantizer(), toy)
     torch.testing.assert_close(smoothed(CALIBRATION[0]), toy(CALIBRATION[0]), rtol=0, atol=2e-4)
 
 
@@ -478,11 +484,11 @@ class Odd(nn.Module):
 def test_a_norm_of_an_unknown_form_is_not_divided():
     """The division is checked by running the norm; what does not pass is left as it was."""
     toy = Toy(lambda toy, hidden: toy.linear(toy.norm(hidden)), norm=Odd(), linear=nn.Linear(16, 16))
-    quantizer = FoldOnly()
-    smoothed = quantizer.quantize(toy, CALIBRATION)
+    quantizer = W8A8Quantizer(smooth="shift")
+    smoothed = unrounded(quantizer, toy)
     assert torch.equal(smoothed(CALIBRATION[0]), toy(CALIBRATION[0]))
     assert smoothed.norm.weight is toy.norm.weight
-    assert quantizer.folded == ()
+    assert smoothed_by(quantizer) == ()
 
 
 def test_smoothing_lowers_the_error_where_activations_have_outlier_channels():

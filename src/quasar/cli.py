@@ -250,6 +250,7 @@ def _write_page(
 @click.option("--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl.")
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
 @click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")
+@click.option("--sensitivity", is_flag=True, help="Measure what each layer's rounding costs; slower.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(model: str, as_json: bool, **choices: Any) -> None:
     """Say what a quantizer makes of a model: each layer with bits, bytes, kernel and error, and what is left alone."""

@@ -121,6 +121,8 @@ def print_inspection(report: dict[str, Any]) -> None:
     if report["skipped"]:
         print("\nleft as they are")
         _print_columns(["NAME", "REASON"], [[part["name"], part["reason"]] for part in report["skipped"]])
+    if "sensitivity" in report:
+        _print_sensitivity(report["sensitivity"])
     full, quantized = report["full_bytes"], report["quantized_bytes"]
     before = "" if full is None else f"{full / 1e6:.1f} MB before, "
     share = "" if full is None else f" after: {quantized / full:.2f} of it"
@@ -133,6 +135,15 @@ def print_saved(report: dict[str, Any], folder: Path) -> None:
     print(f"{len(report['layers'])} layers quantized, {len(report['skipped'])} weights left as they are")
     print(f"{full / 1e6:.1f} MB before, {quantized / 1e6:.1f} MB after, in {folder}")
     print(f"use it with: quasar generate --model {folder} …")
+
+
+def _print_sensitivity(report: dict[str, Any]) -> None:
+    print(f"\nKL by layers rounded alone, over {report['tokens']} tokens; all together: {report['kl']:.2e}")
+    rows = [
+        [layer["name"], str(layer["bits"]), str(layer["nbytes"]), f"{layer['kl']:.2e}", f"{layer['output_error']:.4f}"]
+        for layer in report["layers"]
+    ]
+    _print_columns(["NAME", "BITS", "NBYTES", "KL", "OUTPUT ERROR"], rows)
 
 
 def _cell(value: Any) -> str:

@@ -8,30 +8,44 @@ from typing import Any
 import attrs
 from torch import nn
 
+from quasar.errors import InvalidRequestError
 from quasar.models import load_model
 from quasar.plan import Plan
 from quasar.protocols import Quantizer
 from quasar.quantizers.layers import LayerReport, skipped_weights
 from quasar.quantizers.linear import quantized_layers
+from quasar.sensitivity import measure_sensitivity
 
 
-def inspect_model(name: str, *, dtype: str | None = None, device: str | None = None, **choices: Any) -> dict[str, Any]:
+def inspect_model(
+    name: str, *, dtype: str | None = None, device: str | None = None, sensitivity: bool = False, **choices: Any
+) -> dict[str, Any]:
     """Load a model and quantize it; returns what ``quasar inspect --json`` prints.
 
     Args:
         name: As for :func:`quasar.models.load_model`.
+        sensitivity: Measure too what each layer's rounding does to the model: one forward a layer.
         choices: ``quantizer`` and ``calibration``; see :class:`quasar.plan.Plan`.
 
     Returns:
         ``quantizer``: its options; ``layers`` and ``skipped``: as it describes them, maybe empty; ``full_bytes`` and
         ``quantized_bytes``: of all tensors of the model and of its copy, a tensor that is used twice counted once. For
-        a model that comes quantized, ``full_bytes`` and the errors of its layers are ``None``.
+        a model that comes quantized, ``full_bytes`` and the errors of its layers are ``None``. ``sensitivity``, if it
+        was asked for: a :class:`quasar.sensitivity.SensitivityReport` as a dictionary.
+
+    Raises:
+        InvalidRequestError: ``sensitivity`` without a quantizer.
     """
     plan = Plan.of(choices)  # type: ignore[arg-type]
     loaded = load_model(name, dtype=dtype, device=device)
     plan = plan.fitted_to(loaded.model)
-    quantized = plan.quantizer.quantize(loaded.model, plan.calibration_for(loaded.model, loaded.tokenizer))
-    return report_of(plan.quantizer, loaded.model, quantized)
+    calibration = plan.calibration_for(loaded.model, loaded.tokenizer)
+    if not sensitivity:
+        return report_of(plan.quantizer, loaded.model, plan.quantizer.quantize(loaded.model, calibration))
+    if not plan.quantizes:
+        raise InvalidRequestError("sensitivity is what quantizing does to a model, and no quantizer is asked for")
+    quantized, measured = measure_sensitivity(loaded.model, plan.quantizer, calibration)
+    return {**report_of(plan.quantizer, loaded.model, quantized), "sensitivity": attrs.asdict(measured)}
 
 
 def report_of(quantizer: Quantizer, model: nn.Module, quantized: nn.Module) -> dict[str, Any]:

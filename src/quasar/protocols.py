@@ -154,6 +154,7 @@ class Quantizer(Protocol):
 
         Raises:
             UnsupportedModelError: Nothing in the model can be quantized this way.
+            InvalidRequestError: An option does not fit the model, or needs calibration where there is none.
             NumericalError: A weight is not finite; its name is in the message.
         """
         ...

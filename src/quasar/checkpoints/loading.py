@@ -21,6 +21,7 @@ from quasar.progress import track
 from quasar.protocols import CheckpointFormat
 from quasar.quantizers.layers import Layer, replace_module, untie_quantized_head
 from quasar.quantizers.linear import QuantizedLinear, quantized_layers
+from quasar.quantizers.shifting import ShiftedNorm
 from quasar.registry import default_registry
 
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
@@ -74,9 +75,10 @@ def load_quantized(
     """
     form: CheckpointFormat = default_registry().build("checkpoint", quantization["quant_method"], dict(quantization))
     stored = TensorFiles(folder)
+    model = _empty_model(folder, dtype)
     if isinstance(form, OwnFormat):
         form.check(stored)
-    model = _empty_model(folder, dtype)
+        _wrap_norms(model, form.shifted_norms)
     read = _place_layers(model, form, stored, device)
     untie_quantized_head(model)
     full = {name: stored[name] for name in stored if name not in read}
@@ -103,6 +105,13 @@ def _empty_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / CONFIG} describes no causal LM: {error}") from error
     return model
+
+
+def _wrap_norms(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Give norms that have none the bias that ``w8a8:smooth=shift`` gave them."""
+    for name in names:
+        norm = model.get_submodule(name)
+        replace_module(model, name, ShiftedNorm(norm, torch.empty_like(norm.weight)))  # type: ignore[arg-type]
 
 
 def _place_layers(
@@ -139,11 +148,12 @@ def _by_module(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _bias_of(layer: Layer, parts: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
-    if layer.bias is None:
-        return None  # some tools write zeros for every layer
-    if "bias" not in parts:
+    bias = parts.get("bias")
+    if layer.bias is not None and bias is None:
         raise CheckpointError(f"{layer.name}.bias is missing from the checkpoint")
-    return parts["bias"].to(device, layer.bias.dtype)
+    if bias is None or (layer.bias is None and not bias.any()):
+        return None  # some tools write zeros for every layer
+    return bias.to(device, layer.weight.dtype)
 
 
 def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:

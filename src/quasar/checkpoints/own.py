@@ -8,7 +8,7 @@ activations and checksums layer by layer. Values of few bits are packed.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class OwnFormat:
             raise CheckpointError("the description of the quantized model (config.json) lists no layers")
         self.kernel = config.get("kernel", "auto")
         self.shared: Mapping[str, str] = config.get("shared", {})
+        self.shifted_norms: Sequence[str] = config.get("shifted_norms", ())
         self._layers = config["layers"]
         self._checksums: Mapping[str, int] = config.get("checksums", {})
 

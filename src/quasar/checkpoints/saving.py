@@ -19,6 +19,7 @@ from quasar.checkpoints.files import CONFIG, WEIGHTS
 from quasar.checkpoints.own import METHOD, VERSION, checksum, stored_layer
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.quantizers.linear import quantized_layers
+from quasar.quantizers.shifting import ShiftedNorm
 
 
 def save_quantized(
@@ -77,6 +78,7 @@ def _write(
         "quantizer": {key: value for key, value in description.items() if key not in ("layers", "kernels")},
         "layers": layers,
         "shared": shared,
+        "shifted_norms": [name for name, module in model.named_modules() if isinstance(module, ShiftedNorm)],
         "checksums": {name: checksum(tensor) for name, tensor in tensors.items()},
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")

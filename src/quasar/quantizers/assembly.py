@@ -23,6 +23,7 @@ from quasar.quantizers.layers import (
     untie_quantized_head,
 )
 from quasar.quantizers.linear import QuantizedLinear
+from quasar.quantizers.unrounded import keep
 from quasar.quantizers.weight import QuantizedWeight
 
 
@@ -86,7 +87,9 @@ class Assembly:
         name, kernel = self._kernels.choose(record)
         original = layer.weight if weight is None else weight
         self._reports.append(LayerReport.of(layer.name, original, record, name, smoothed=smoothed))
-        linear = QuantizedLinear(kernel.prepare(record), layer.bias if bias is None else bias, name)
+        bias = layer.bias if bias is None else bias
+        keep(layer.name, original, bias)
+        linear = QuantizedLinear(kernel.prepare(record), bias, name)
         replace_module(quantized, layer.name, linear)
         return linear
 

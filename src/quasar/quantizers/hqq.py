@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
 from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.groups import check_group, check_group_option
 from quasar.quantizers.layers import Layer
 from quasar.quantizers.weight import QuantizedWeight
 
@@ -49,8 +50,7 @@ class HqqQuantizer:
     ) -> None:
         if bits not in _BITS or isinstance(bits, bool):
             raise InvalidRequestError(f"hqq: bits={bits!r}, expected one of {', '.join(map(str, _BITS))}")
-        if isinstance(group, bool) or not isinstance(group, int) or (group < 1 and group != -1):
-            raise InvalidRequestError(f"hqq: group={group!r}, expected a positive integer, or -1 for a whole row")
+        check_group_option("hqq", group)
         if axis not in (0, 1) or isinstance(axis, bool):
             raise InvalidRequestError(f"hqq: axis={axis!r}, expected 0 or 1")
         self._bits, self._group, self._axis = bits, group, axis
@@ -65,24 +65,13 @@ class HqqQuantizer:
         """
         layers = self._assembly.choose(model)
         for layer in layers:
-            self._check_group(layer)
+            check_group("hqq", layer, self._group, axis=self._axis)
         return self._assembly.assemble(model, layers, self._quantize_layer)
 
     def describe(self) -> Mapping[str, Any]:
         """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone."""
         own = {"quantizer": "hqq", "bits": self._bits, "group": self._group, "axis": self._axis}
         return own | self._assembly.describe()
-
-    def _check_group(self, layer: Layer) -> None:
-        out, size = layer.weight.shape
-        if self._group == -1 or (size % self._group == 0 if self._axis == 1 else out % self._group == 0):
-            return
-        length, what = (size, "inputs") if self._axis == 1 else (out, "outputs")
-        choices = [n for n in (16, 32, 64, 128, 256) if length % n == 0] or [n for n in (8, 4, 2) if length % n == 0]
-        raise InvalidRequestError(
-            f"hqq: group={self._group} does not divide the {length} {what} of layer {layer.name}, shape {[out, size]}; "
-            f"choose {', '.join(map(str, [*choices, -1]))}, or leave the layer out with exclude={layer.name}"
-        )
 
     def _quantize_layer(self, layer: Layer) -> QuantizedWeight:
         return quantize_hqq(layer.weight, bits=self._bits, group=self._group, axis=self._axis)

@@ -4,6 +4,8 @@ SmoothQuant (Xiao et al. 2023, arXiv 2211.10438, eq. 4): channel j of a linear l
 ``s_j = max|X_j|**alpha / max|W_j|**(1 - alpha)`` and column j of its weight multiplied by it, which changes nothing
 but how well both can be rounded. The division is folded into whatever makes the input: the norm (as the paper's tool
 does), or the rows of the up projection, where a scale for each output channel takes it without loss.
+
+Behind a norm, each channel may also be shifted before it is divided (see :mod:`quasar.quantizers.shifting`).
 """
 
 from __future__ import annotations
@@ -17,10 +19,17 @@ from quasar.quantizers.tracing import Group
 
 @attrs.define(eq=False)
 class Fold:
-    """What smoothing does to the weight of one layer: ``rows[:, None]`` and ``columns`` multiply it."""
+    """What smoothing does to one layer: ``rows[:, None]`` and ``columns`` multiply its weight.
+
+    Args:
+        rows: ``[out]``, what its outputs are multiplied by.
+        columns: ``[in]``, what its inputs are divided by.
+        shift: ``[in]``, what is subtracted from its inputs before; its bias makes up for it.
+    """
 
     rows: Tensor | None = None
     columns: Tensor | None = None
+    shift: Tensor | None = None
 
     def apply(self, weight: Tensor) -> Tensor:
         """``[out, in]`` to ``[out, in]``, float32."""
@@ -29,17 +38,30 @@ class Fold:
             weight = weight * self.rows.unsqueeze(1)
         return weight if self.columns is None else weight * self.columns
 
-    def apply_to_bias(self, bias: Tensor | None) -> Tensor | None:
-        """``[out]`` to ``[out]``, same dtype."""
+    def apply_to_bias(self, bias: Tensor | None, weight: Tensor | None = None) -> Tensor | None:
+        """``[out]`` to ``[out]``, same dtype; where inputs are shifted, a layer without a bias gets one.
+
+        Args:
+            weight: ``[out, in]``, the layer's own; needed where inputs are shifted.
+        """
+        if self.shift is not None:
+            assert weight is not None
+            lacking = weight.float() @ self.shift
+            bias = lacking.to(weight.dtype) if bias is None else (bias.float() + lacking).to(bias.dtype)
         return bias if bias is None or self.rows is None else (bias * self.rows).to(bias.dtype)
 
 
-def smoothing_scales(group: Group, alpha: float) -> Tensor:
-    """``s``, ``[in]`` float32; 1 for a channel that is always zero."""
-    assert group.peaks is not None
+def smoothing_scales(group: Group, alpha: float, peaks: Tensor | None = None) -> Tensor:
+    """``s``, ``[in]`` float32; 1 for a channel that is always zero.
+
+    Args:
+        peaks: ``[in]``, the largest absolute inputs; ``None``: the group's own, which no shift has moved.
+    """
+    peaks = group.peaks if peaks is None else peaks
+    assert peaks is not None
     columns = [layer.weight.abs().amax(dim=0).float() for layer in group.consumers.values()]
     weight_peaks = torch.stack(columns).amax(dim=0)
-    scales = group.peaks.pow(alpha) / weight_peaks.pow(1 - alpha)
+    scales = peaks.pow(alpha) / weight_peaks.pow(1 - alpha)
     return torch.where((scales > 0) & scales.isfinite(), scales, torch.ones_like(scales))
 
 

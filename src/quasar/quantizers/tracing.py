@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from quasar.progress import track
 from quasar.quantizers.layers import Layer
+from quasar.quantizers.ranges import Range
 
 _HARMLESS_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad"}
 _PRODUCTS = {"mul", "__mul__", "__rmul__"}
@@ -35,26 +36,38 @@ class Group:
         name: Of the producer.
         producer: A norm, or a linear layer.
         consumers: By name. Empty: nothing that could be smoothed.
-        peaks: ``[in]`` float32: the largest absolute value that entered the consumers, by channel.
+        range: Of the values that entered the consumers, by channel.
+        samples: ``[n, in]`` each: some of the inputs of the consumers, where they were asked for.
         other_consumer: What else consumes it, if anything does; then it cannot be smoothed.
     """
 
     name: str
     producer: nn.Module
     consumers: dict[str, Layer] = attrs.Factory(dict)
-    peaks: Tensor | None = None
+    range: Range | None = None
+    samples: list[Tensor] = attrs.Factory(list)
     other_consumer: str | None = None
 
     @property
     def is_norm(self) -> bool:
         return not isinstance(self.producer, nn.Linear)
 
+    @property
+    def peaks(self) -> Tensor | None:
+        """``[in]`` float32: the largest absolute value that entered the consumers, by channel."""
+        return None if self.range is None else self.range.peaks
+
+    def sampled_inputs(self) -> Tensor:
+        """``[n, in]`` float32, the samples of all prompts."""
+        return torch.cat(self.samples).float()
+
 
 class _Tracer(TorchFunctionMode):
     """Follows the outputs of producers from one torch function to the next."""
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], rows: int) -> None:
         super().__init__()
+        self._rows = rows
         uses = Counter(id(layer.module.weight) for layer in layers)
         # A weight that several layers share is none that could be multiplied for one of them.
         self._layer_of = {key: layer for layer in layers if uses[key := id(layer.module.weight)] == 1}
@@ -112,8 +125,10 @@ class _Tracer(TorchFunctionMode):
         return factor_of
 
     def _watch_input(self, tensor: Tensor, group: Group) -> None:
-        peaks = tensor.abs().flatten(0, -2).amax(dim=0).float()
-        group.peaks = peaks if group.peaks is None else torch.maximum(group.peaks, peaks)
+        group.range = Range.of(tensor).union(group.range)
+        if self._rows:
+            rows = tensor.flatten(0, -2)
+            group.samples.append(rows[:: -(-len(rows) // self._rows)].clone())
         self._inputs[id(tensor)] = (weakref.ref(tensor), group)  # from here on, using it counts as consuming it
 
 
@@ -131,15 +146,18 @@ def _find(watched: dict[int, tuple[weakref.ref[Tensor], Group]], argument: objec
 
 
 @torch.no_grad()
-def trace_groups(model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]) -> list[Group]:
+def trace_groups(
+    model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor], *, rows: int = 0
+) -> list[Group]:
     """Run the model on the calibration prompts; returns the groups that can be smoothed.
 
     Args:
         model: The full model; not mutated.
         layers: All its linear layers.
         calibration: ``[1, T]`` integer token ids each.
+        rows: How many inputs of each prompt to sample for each group, at even distances.
     """
-    tracer = _Tracer(layers)
+    tracer = _Tracer(layers, rows)
     groups = [Group(name, module) for name, module in model.named_modules() if _is_norm(module)]
     groups += [Group(layer.name, layer.module) for layer in layers if isinstance(layer.module, nn.Linear)]
     hooks = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -47,7 +47,7 @@ def _block_of(model: nn.Module, name: str) -> str:
 
 def observe_in_turn(
     model: nn.Module, blocks: Sequence[Block], calibration: Sequence[Tensor]
-) -> Iterator[tuple[Block, dict[str, Tensor]]]:
+) -> Generator[tuple[Block, dict[str, Tensor]], None, None]:
     """Each block with what is known of its inputs, when all prompts stand before it.
 
     The caller replaces the layers before it asks for the next block: the prompts pass through what then stands there.
@@ -65,9 +65,10 @@ def observe_in_turn(
     """
     pending = {block.name: block for block in blocks}
     with lanes(model, pending, calibration) as prompts:
-        while pending and (waiting := [lane for lane in prompts if lane.call is not None]):
-            calls = [(lane, lane.call) for lane in waiting if lane.call.block == waiting[0].call.block]
-            if block := pending.pop(calls[0][1].block, None):
+        while pending and (waiting := [(lane, lane.call) for lane in prompts if lane.call is not None]):
+            name = waiting[0][1].block
+            calls = [(lane, call) for lane, call in waiting if call.block == name]
+            if block := pending.pop(name, None):
                 yield block, _hessians(model, block, [call for _, call in calls])
             for lane, call in calls:
                 lane.answer(run(model, call))

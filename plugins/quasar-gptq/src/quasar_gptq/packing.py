@@ -19,7 +19,8 @@ def unpack(words: Tensor, bits: int) -> Tensor:
         ``[⌊32n / bits⌋, m]`` uint8.
     """
     n = words.shape[0]
-    padded = torch.nn.functional.pad(words, (0, 0, 0, -n % bits)).unflatten(0, (-1, bits))  # 32 integers each
+    padded = torch.nn.functional.pad(words, (0, 0, 0, -n % bits))
+    padded = padded.reshape(-1, bits, words.shape[1])  # 32 integers each
     integers = torch.empty((padded.shape[0], WORD, words.shape[1]), dtype=torch.uint8, device=words.device)
     for i in range(WORD):
         word, shift = divmod(i * bits, WORD)

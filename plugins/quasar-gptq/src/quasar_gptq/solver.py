@@ -72,6 +72,7 @@ def inverse_factor(hessian: Tensor, damp: float) -> Tensor:
         damped.diagonal().add_(damp)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
+            upper: Tensor
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not failed:
                 return upper
@@ -119,6 +120,6 @@ def _solve(weights: Tensor, factor: Tensor, bits: int, group: int, symmetric: bo
 
 def _round_to_nearest(weights: Tensor, bits: int, group: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
     """What :func:`_solve` makes of the identity, all groups at once."""
-    groups = weights.unflatten(0, (-1, group))
+    groups = weights.reshape(-1, group, weights.shape[1])
     grid = Grid.of(groups, bits, symmetric=symmetric)
     return grid.integers(groups).to(torch.int8).flatten(0, 1), grid.scale[:, 0], grid.zero[:, 0]

@@ -13,7 +13,6 @@ from quasar.quantizers.weight import QuantizedWeight
 from quasar_gptq import solver
 from quasar_gptq.solver import inverse_factor, quantize_gptq
 
-
 slow = settings(deadline=None, max_examples=40)
 
 

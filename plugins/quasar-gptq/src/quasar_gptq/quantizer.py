@@ -1,0 +1,146 @@
+"""The quantizer ``gptq``: weights of few bits, chosen so that layers say the same of the inputs of calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from quasar.errors import InvalidRequestError
+from quasar.progress import track
+from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.layers import Layer
+from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
+from quasar_gptq.observing import blocks_of, observe_in_turn
+from quasar_gptq.solver import quantize_gptq
+
+_BITS = (2, 3, 4, 8)
+_ACTIVATIONS = tuple(scheme for scheme in get_args(ActivationScheme) if scheme != "int8_static")
+
+
+class GptqQuantizer:
+    """Quantizes all linear layers to few bits by GPTQ (arXiv 2210.17323), block by block.
+
+    The inputs of a block are those that it gets from the blocks before it when these are quantized already. Without
+    calibration nothing is known of them, and weights are rounded to nearest.
+
+    Args:
+        bits: 2, 3, 4 or 8.
+        group: Inputs of a layer that share a scale; −1: all. It divides the inputs of each layer.
+        sym: Grids that reach as far down as up, without zero points; else from the least to the largest weight.
+        act_order: Round the weights of the largest inputs first, when there is most left to make up for their errors
+            (``desc_act`` in checkpoints).
+        damp: Share of the mean of the Hessian's diagonal that is added to it, between 0 and 1.
+        activations: What inputs are rounded to: "none", "int8_per_token", or "int8_per_group", which ``act_order``
+            rules out.
+        lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own.
+        include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
+        exclude: Patterns of layer names to leave alone.
+        kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        group: int = 128,
+        sym: bool = False,
+        act_order: bool = False,
+        damp: float = 0.01,
+        activations: ActivationScheme = "none",
+        lm_head: bool = False,
+        include: str = "",
+        exclude: str = "",
+        kernel: str = "auto",
+    ) -> None:
+        if isinstance(bits, bool) or bits not in _BITS:
+            raise InvalidRequestError(f"gptq: bits={bits!r}, expected one of {', '.join(map(str, _BITS))}")
+        if isinstance(group, bool) or not isinstance(group, int) or (group < 1 and group != -1):
+            raise InvalidRequestError(f"gptq: group={group!r}, expected a positive integer, or -1 for a whole row")
+        for name, value in (("sym", sym), ("act_order", act_order)):
+            if not isinstance(value, bool):
+                raise InvalidRequestError(f"gptq: {name}={value!r}, expected true or false")
+        if isinstance(damp, bool) or not isinstance(damp, int | float) or not 0 < damp < 1:
+            raise InvalidRequestError(f"gptq: damp={damp!r}, expected a number between 0 and 1")
+        if activations not in _ACTIVATIONS:
+            raise InvalidRequestError(f"gptq: activations={activations!r}, expected one of {', '.join(_ACTIVATIONS)}")
+        if act_order and activations == "int8_per_group":
+            raise InvalidRequestError(
+                "gptq: act_order=true with activations='int8_per_group': a group's inputs would not lie together; "
+                "choose one of the two, or 'int8_per_token'"
+            )
+        self._bits, self._group, self._symmetric, self._act_order = bits, group, sym, act_order
+        self._damp, self._activations = float(damp), activations
+        self._calibrated = 0
+        self._assembly = Assembly("gptq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
+
+    @torch.no_grad()
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+        """Return the quantized copy; see :class:`quasar.protocols.Quantizer`.
+
+        Raises:
+            InvalidRequestError: The group does not fit a layer; the message names it, before any weight is touched.
+            NumericalError: Also where the calibration prompts lead to inputs that are not finite.
+        """
+        layers = self._assembly.choose(model)
+        for layer in layers:
+            self._check_group(layer)
+        self._calibrated = 0
+        quantized = self._assembly.begin(model)
+        blocks = blocks_of(model, layers)
+        with closing(observe_in_turn(quantized, blocks, calibration or ())) as observed:
+            for _, (block, hessians) in zip(track(blocks, "quantizing"), observed, strict=False):
+                self._calibrated += len(hessians)
+                for layer in block.layers:
+                    self._assembly.place(quantized, layer, self._record(layer, hessians.pop(layer.name, None)))
+        return self._assembly.finish(quantized)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone.
+
+        ``rounding`` says in words how many layers saw calibration; the others are rounded to nearest.
+        """
+        shared = self._assembly.describe()
+        own = {
+            "quantizer": "gptq",
+            "bits": self._bits,
+            "group": self._group,
+            "sym": self._symmetric,
+            "act_order": self._act_order,
+            "damp": self._damp,
+            "activations": self._activations,
+            "calibrated_layers": self._calibrated,
+            "rounding": self._rounding(len(shared["layers"])),
+        }
+        return own | shared
+
+    def _rounding(self, n_layers: int) -> str:
+        if self._calibrated == n_layers:
+            return "by GPTQ"
+        if self._calibrated == 0:
+            return "to nearest: no layer saw calibration"
+        return f"by GPTQ; to nearest in {n_layers - self._calibrated} layers that calibration did not reach"
+
+    def _check_group(self, layer: Layer) -> None:
+        out, size = layer.weight.shape
+        if self._group == -1 or size % self._group == 0:
+            return
+        choices = [n for n in (16, 32, 64, 128, 256) if size % n == 0] or [n for n in (8, 4, 2) if size % n == 0]
+        raise InvalidRequestError(
+            f"gptq: group={self._group} does not divide the {size} inputs of layer {layer.name}, shape {[out, size]}; "
+            f"choose {', '.join(map(str, [*choices, -1]))}, or leave the layer out with exclude={layer.name}"
+        )
+
+    def _record(self, layer: Layer, hessian: Tensor | None) -> QuantizedWeight:
+        return quantize_gptq(
+            layer.weight,
+            hessian,
+            bits=self._bits,
+            group=layer.weight.shape[1] if self._group == -1 else self._group,
+            symmetric=self._symmetric,
+            act_order=self._act_order,
+            damp=self._damp,
+            activations=self._activations,
+        )

@@ -21,6 +21,7 @@ from quasar.testing.models import FAMILIES, random_prompt, tiny
 from quasar_awq.checkpoint import AwqFormat
 from quasar_awq.quantizer import AwqQuantizer
 from quasar_awq.rounding import Grid
+from quasar_awq.samples import sample_inputs
 
 CALIBRATION = [torch.tensor([random_prompt(40, seed=seed)]) for seed in (7, 8)]
 
@@ -159,6 +160,25 @@ def test_queries_and_keys_are_not_clipped():
     clipped, plain = (records(AwqQuantizer(**options, clip=c).quantize(model, CALIBRATION)) for c in (True, False))
     same = {name for name, record in clipped.items() if torch.equal(record.scales, plain[name].scales)}
     assert same == {name for name in clipped if name.endswith(("q_proj", "k_proj"))}
+
+
+def test_clipping_sees_the_inputs_that_the_scaled_layer_gets(monkeypatch):
+    """Scaled weights times scaled inputs are the outputs that the layer had; each layer has the inputs of its own."""
+    calls = []
+    monkeypatch.setattr("quasar_awq.quantizer.clip", lambda *args: calls.append(args) or args[0])
+    model = with_outliers()
+    AwqQuantizer(bits=3, group=32, grid=5, samples=1000).quantize(model, CALIBRATION)
+    names = ["self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    modules = {f"{i}.{name}": model.model.layers[i].get_submodule(name) for i in (0, 1) for name in names}
+    samples = sample_inputs(model, modules, CALIBRATION, 1000)
+    assert len(calls) == len(modules)
+    for (name, module), (weight, inputs, _, _) in zip(modules.items(), calls, strict=True):
+        outputs, expected = inputs @ weight.T, samples[name] @ module.weight.T
+        if name.endswith("up_proj"):  # its rows were divided for the sake of down
+            outputs, expected = (rows / rows.norm(dim=0) for rows in (outputs, expected))
+        else:
+            assert name.endswith("o_proj") or not torch.allclose(inputs, samples[name])
+        torch.testing.assert_close(outputs, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_layer_that_calibration_does_not_reach_is_rounded_to_nearest():

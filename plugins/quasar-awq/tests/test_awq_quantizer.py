@@ -73,8 +73,7 @@ def test_it_keeps_the_protocol(options):
 class FoldOnly(AwqQuantizer):
     """Scales as AWQ does, but keeps the folded weights in floating point."""
 
-    def _place(self, quantized, layer, findings):
-        fold = findings.folds[layer.name]
+    def _place(self, quantized, layer, fold, inputs):
         linear = nn.Linear(*reversed(layer.weight.shape), bias=layer.bias is not None)
         linear.weight = nn.Parameter(fold.apply(layer.weight))
         if layer.bias is not None:

@@ -11,7 +11,7 @@ from quasar.errors import NumericalError
 from quasar.quantizers.layers import linear_layers
 from quasar.testing.models import random_prompt, tiny
 from quasar_awq.rounding import Grid
-from quasar_awq.samples import Reservoir, sample_inputs
+from quasar_awq.samples import Reservoir, sample_in_turns, sample_inputs
 from quasar_awq.scores import score_layers
 from quasar_awq.search import best_scales, candidate_scales, clip, scaling_errors
 
@@ -217,6 +217,22 @@ def test_what_is_sampled_is_what_entered_the_layer():
     assert few.shape == (30, 128)
     assert {tuple(row) for row in few.tolist()} < rows
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_samples_are_held_for_no_more_layers_at_once_than_there_is_room_for(monkeypatch):
+    """Each layer gets its own, in order, however many runs of the model it takes; room is that of a layer."""
+    model, runs = tiny("llama"), []
+    layers = [layer for layer in linear_layers(model) if layer.name != "lm_head"]
+    together = sample_inputs(model, {layer.name: layer.module for layer in layers}, CALIBRATION, 50)
+    monkeypatch.setattr(
+        "quasar_awq.samples._LEAST", 0
+    )  # leaves that of a layer: 64 · 128 · 4 bytes, 2.56 samples of 64
+    hook = model.register_forward_pre_hook(lambda *_: runs.append(1))
+    found = list(sample_in_turns(model, layers, CALIBRATION, 50))
+    hook.remove()
+    assert [layer for layer, _ in found] == layers
+    assert all(torch.equal(inputs, together[layer.name]) for layer, inputs in found)
+    assert len(runs) == len(CALIBRATION) * 8  # of one block: q k, v o, gate up, down
 
 
 def test_inputs_of_the_head_are_sampled_at_many_positions():

@@ -8,10 +8,9 @@ weights do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, nn
 
@@ -22,27 +21,12 @@ from quasar.quantizers.layers import Layer, linear_layers
 from quasar.quantizers.smoothing import Fold, divide_norm
 from quasar.quantizers.tracing import Group, trace_groups
 from quasar_awq.rounding import Grid
-from quasar_awq.samples import sample_inputs
+from quasar_awq.samples import sample_in_turns
 from quasar_awq.scores import score_layers
 from quasar_awq.search import best_scales, clip
 
 _BITS = (8, 4, 3)
 _ACTIVATIONS = ("none", "int8_per_token", "int8_per_group")
-
-
-@attrs.define(eq=False)
-class _Findings:
-    """What calibration says of each layer.
-
-    Args:
-        folds: What the scales do to its weight.
-        inputs: ``[n, in]``, a sample of its inputs before any scaling, by the name of a layer.
-        scores: Layers that make the scores of attention.
-    """
-
-    folds: dict[str, Fold]
-    inputs: dict[str, Tensor] = attrs.Factory(dict)
-    scores: set[str] = attrs.Factory(set)
 
 
 class AwqQuantizer:
@@ -89,7 +73,7 @@ class AwqQuantizer:
         self._grid, self._clip, self._steps, self._samples = Grid(bits, group, sym), clip, grid, samples
         self._activations: Any = activations
         self._assembly = Assembly("awq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
-        self._clipped: list[str] = []
+        self._clipped = 0
         self._calibrated: bool | None = None
 
     @torch.no_grad()
@@ -103,12 +87,12 @@ class AwqQuantizer:
         for layer in layers:
             self._grid.check(layer)
         quantized = self._assembly.begin(model)
-        self._clipped, self._calibrated = [], bool(calibration) and self._steps > 0
-        findings = _Findings({layer.name: Fold() for layer in layers})
-        if calibration and self._steps > 0:
-            findings = self._search(model, quantized, layers, calibration)
+        self._clipped, self._calibrated = 0, bool(calibration) and self._steps > 0
+        prompts = calibration if calibration and self._steps > 0 else ()
+        folds = self._search_scales(model, quantized, layers, prompts)
+        inputs_of = self._inputs_to_clip(model, layers, prompts)
         for layer in track(layers, "quantizing"):
-            self._place(quantized, layer, findings)
+            self._place(quantized, layer, folds[layer.name], inputs_of(layer))
         return self._assembly.finish(quantized)
 
     def describe(self) -> Mapping[str, Any]:
@@ -128,7 +112,7 @@ class AwqQuantizer:
             "activations": self._activations,
             "method": self._method(),
             "scaled_layers": sum(layer["smoothed"] for layer in shared["layers"]),
-            "clipped_layers": len(self._clipped),
+            "clipped_layers": self._clipped,
         }
         return own | shared
 
@@ -140,48 +124,50 @@ class AwqQuantizer:
         reason = "grid=0" if self._steps == 0 else "there was no calibration"
         return f"rounded to nearest ({reason})"
 
-    def _search(
+    def _search_scales(
         self, model: nn.Module, quantized: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
-    ) -> _Findings:
-        """Find scales, and divide the norms of ``quantized`` by them."""
-        findings, everything = _Findings({layer.name: Fold() for layer in layers}), list(linear_layers(model))
-        groups = [
-            group for group in trace_groups(model, everything, calibration) if _within(group, findings.folds.keys())
-        ]
-        # Layers of a group have one input: it is sampled at the first of them.
-        sampled_at = {name: next(iter(group.consumers)) for group in groups for name in group.consumers}
-        modules = {layer.name: layer.module for layer in layers if sampled_at.get(layer.name, layer.name) == layer.name}
-        samples = sample_inputs(model, modules, calibration, self._samples)
-        findings.inputs = {
-            layer.name: samples[at] for layer in layers if (at := sampled_at.get(layer.name, layer.name)) in samples
-        }
-        findings.scores = score_layers(model, everything, calibration[0]) if self._clip else set()
-        for group in track(groups, "searching scales"):
-            self._scale(quantized, group, findings)
-        return findings
+    ) -> dict[str, Fold]:
+        """Divide the norms of ``quantized``; returns what is left to do to the weight of each layer.
 
-    def _scale(self, quantized: nn.Module, group: Group, findings: _Findings) -> None:
-        """Rows of a producer that is a linear layer are divided after its own search: that changes none of its
-        roundings, as scales belong to rows."""
-        weights = [consumer.weight for consumer in group.consumers.values()]
-        inputs = findings.inputs[next(iter(group.consumers))]  # tracing saw it, on the same prompts
-        scales = best_scales(weights, inputs, self._grid, self._steps)
-        if group.is_norm:
-            if not divide_norm(quantized.get_submodule(group.name), scales):
-                return
-        else:
-            findings.folds[group.name].rows = 1 / scales
-        for name in group.consumers:
-            findings.folds[name].columns = scales
+        Rows of a producer that is a linear layer are divided after its own search. That changes none of its
+        roundings, as scales belong to rows.
+        """
+        folds = {layer.name: Fold() for layer in layers}
+        if not calibration:
+            return folds
+        groups = trace_groups(model, list(linear_layers(model)), calibration)
+        by_first = {next(iter(group.consumers)): group for group in groups if _within(group, folds.keys())}
+        sampled = [layer for layer in layers if layer.name in by_first]  # the others of a group have the same input
+        for layer, inputs in sample_in_turns(model, sampled, calibration, self._samples):
+            group = by_first[layer.name]
+            assert inputs is not None  # tracing saw it, on the same prompts
+            weights = [consumer.weight for consumer in group.consumers.values()]
+            scales = best_scales(weights, inputs, self._grid, self._steps)
+            if not group.is_norm:
+                folds[group.name].rows = 1 / scales
+            elif not divide_norm(quantized.get_submodule(group.name), scales):
+                continue
+            for name in group.consumers:
+                folds[name].columns = scales
+        return folds
 
-    def _place(self, quantized: nn.Module, layer: Layer, findings: _Findings) -> None:
-        fold = findings.folds[layer.name]
+    def _inputs_to_clip(
+        self, model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
+    ) -> Callable[[Layer], Tensor | None]:
+        """Of each layer, called in their order: a sample of its inputs; ``None``: it is not to be clipped."""
+        if not calibration or not self._clip:
+            return lambda _: None
+        scores = score_layers(model, list(linear_layers(model)), calibration[0])
+        wanted = [layer for layer in layers if layer.name not in scores]
+        samples = sample_in_turns(model, wanted, calibration, self._samples)
+        return lambda layer: None if layer.name in scores else next(samples)[1]
+
+    def _place(self, quantized: nn.Module, layer: Layer, fold: Fold, inputs: Tensor | None) -> None:
         weight = rounded = fold.apply(layer.weight)
-        inputs = findings.inputs.get(layer.name)
-        if self._clip and inputs is not None and layer.name not in findings.scores:
+        if inputs is not None:
             scaled = inputs.float() if fold.columns is None else inputs.float() / fold.columns
             rounded = clip(weight, scaled, self._grid, self._steps)
-            self._clipped.append(layer.name)
+            self._clipped += 1
         record = self._grid.record(rounded, self._activations)
         bias, smoothed = fold.apply_to_bias(layer.bias), fold.columns is not None
         self._assembly.place(quantized, layer, record, weight=weight, bias=bias, smoothed=smoothed)

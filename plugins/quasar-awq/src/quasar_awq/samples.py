@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from quasar.errors import NumericalError
 from quasar.progress import track
+from quasar.quantizers.layers import Layer
 
 _LOGITS = 32
 """Positions of each prompt at which logits are computed where the output head's inputs are sampled."""
+_LEAST = 2**26
+"""Bytes of samples that may always be held; beyond, as many as the largest layer has in float32."""
 
 
 class Reservoir:
@@ -34,6 +37,34 @@ class Reservoir:
         kept = numbers.topk(min(self._size, numbers.shape[0])).indices
         together = rows if self.rows is None else torch.cat([self.rows, rows])
         self.rows, self._numbers = together[kept.to(rows.device)], numbers[kept]
+
+
+def sample_in_turns(
+    model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor], size: int
+) -> Iterator[tuple[Layer, Tensor | None]]:
+    """Each layer with a sample of its inputs, ``None`` if no row reaches it; see :func:`sample_inputs`.
+
+    The model runs once for as many layers as memory for one more layer holds samples of.
+    """
+    for turn in _turns(layers, size):
+        samples = sample_inputs(model, {layer.name: layer.module for layer in turn}, calibration, size)
+        for layer in turn:
+            yield layer, samples.pop(layer.name, None)
+
+
+def _turns(layers: Sequence[Layer], size: int) -> Iterator[list[Layer]]:
+    room = max([_LEAST, *(4 * layer.weight.numel() for layer in layers)])
+    turn: list[Layer] = []
+    taken = 0
+    for layer in layers:
+        needed = size * layer.weight.shape[1] * layer.weight.element_size()
+        if turn and taken + needed > room:
+            yield turn
+            turn, taken = [], 0
+        turn.append(layer)
+        taken += needed
+    if turn:
+        yield turn
 
 
 @torch.no_grad()

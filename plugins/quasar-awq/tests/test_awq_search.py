@@ -224,9 +224,7 @@ def test_samples_are_held_for_no_more_layers_at_once_than_there_is_room_for(monk
     model, runs = tiny("llama"), []
     layers = [layer for layer in linear_layers(model) if layer.name != "lm_head"]
     together = sample_inputs(model, {layer.name: layer.module for layer in layers}, CALIBRATION, 50)
-    monkeypatch.setattr(
-        "quasar_awq.samples._LEAST", 0
-    )  # leaves 64 · 128 · 4 bytes, 2.56 samples of 64
+    monkeypatch.setattr("quasar_awq.samples._LEAST", 0)  # leaves 64 · 128 · 4 bytes, 2.56 samples of 64
     hook = model.register_forward_pre_hook(lambda *_: runs.append(1))
     found = list(sample_in_turns(model, layers, CALIBRATION, 50))
     hook.remove()

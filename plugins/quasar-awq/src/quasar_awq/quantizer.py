@@ -1,0 +1,187 @@
+"""AWQ, activation-aware weight quantization (Lin et al. 2023, arXiv 2306.00978): weights of few bits in groups.
+
+A channel whose inputs are large is scaled up before its weights are rounded, so that they lose less, and its inputs are
+scaled down, in the norm or the linear layer that makes them. How much is found by a search over calibration
+activations. A second search clips groups of weights where a finer grid serves the outputs better than the largest
+weights do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quasar.errors import InvalidRequestError
+from quasar.progress import track
+from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.layers import Layer, linear_layers
+from quasar.quantizers.smoothing import Fold, divide_norm
+from quasar.quantizers.tracing import Group, trace_groups
+from quasar_awq.rounding import Grid
+from quasar_awq.samples import sample_in_turns
+from quasar_awq.scores import score_layers
+from quasar_awq.search import best_scales, clip
+
+_BITS = (8, 4, 3)
+_ACTIVATIONS = ("none", "int8_per_token", "int8_per_group")
+
+
+class AwqQuantizer:
+    """Quantizes all linear layers to few bits, by what calibration says of their inputs.
+
+    Args:
+        bits: 8, 4 or 3.
+        group: Weights of a row that share a scale; it divides the layer's inputs. −1: the whole row.
+        sym: No zero points.
+        clip: Search a limit for the weights of each group; not for the layers that make the scores of attention.
+        grid: Steps of each search; 0: no scaling and no clipping, which is rounding to nearest.
+        samples: Rows of each input that the searches see.
+        activations: How inputs are rounded at run time: ``none``, ``int8_per_token`` or ``int8_per_group``.
+        lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own.
+        include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
+        exclude: Patterns of layer names to leave alone.
+        kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        group: int = 128,
+        sym: bool = False,
+        clip: bool = True,
+        grid: int = 20,
+        samples: int = 512,
+        activations: str = "none",
+        lm_head: bool = False,
+        include: str = "",
+        exclude: str = "",
+        kernel: str = "auto",
+    ) -> None:
+        _require(bits in _BITS and not isinstance(bits, bool), f"bits={bits!r}, expected one of 8, 4, 3")
+        _require(
+            _is_integer(group) and (group > 0 or group == -1),
+            f"group={group!r}, expected a positive integer, or -1 for a whole row",
+        )
+        _require(isinstance(sym, bool), f"sym={sym!r}, expected true or false")
+        _require(isinstance(clip, bool), f"clip={clip!r}, expected true or false")
+        _require(_is_integer(grid) and grid >= 0, f"grid={grid!r}, expected an integer from 0")
+        _require(_is_integer(samples) and samples > 0, f"samples={samples!r}, expected a positive integer")
+        _require(activations in _ACTIVATIONS, f"activations={activations!r}, expected one of {', '.join(_ACTIVATIONS)}")
+        self._grid, self._clip, self._steps, self._samples = Grid(bits, group, sym), clip, grid, samples
+        self._activations: Any = activations
+        self._assembly = Assembly("awq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
+        self._clipped = 0
+        self._calibrated: bool | None = None
+
+    @torch.no_grad()
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+        """Return the quantized copy; see :class:`quasar.protocols.Quantizer`. Without calibration: rounded to nearest.
+
+        Raises:
+            InvalidRequestError: The group does not fit a layer; the message names it, before any weight is touched.
+        """
+        layers = self._assembly.choose(model)
+        for layer in layers:
+            self._grid.check(layer)
+        quantized = self._assembly.begin(model)
+        self._clipped, self._calibrated = 0, bool(calibration) and self._steps > 0
+        prompts = calibration if calibration and self._steps > 0 else ()
+        folds = self._search_scales(model, quantized, layers, prompts)
+        inputs_of = self._inputs_to_clip(model, layers, prompts)
+        for layer in track(layers, "quantizing"):
+            self._place(quantized, layer, folds[layer.name], inputs_of(layer))
+        return self._assembly.finish(quantized)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone.
+
+        ``method`` says whether the weights were searched for or, for want of calibration, rounded to nearest.
+        """
+        shared = self._assembly.describe()
+        own = {
+            "quantizer": "awq",
+            "bits": self._grid.bits,
+            "group": self._grid.group,
+            "sym": self._grid.symmetric,
+            "clip": self._clip,
+            "grid": self._steps,
+            "samples": self._samples,
+            "activations": self._activations,
+            "method": self._method(),
+            "scaled_layers": sum(layer["smoothed"] for layer in shared["layers"]),
+            "clipped_layers": self._clipped,
+        }
+        return own | shared
+
+    def _method(self) -> str:
+        if self._calibrated is None:
+            return "not quantized yet"
+        if self._calibrated:
+            return "activation-aware"
+        reason = "grid=0" if self._steps == 0 else "there was no calibration"
+        return f"rounded to nearest ({reason})"
+
+    def _search_scales(
+        self, model: nn.Module, quantized: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
+    ) -> dict[str, Fold]:
+        """Divide the norms of ``quantized``; returns what is left to do to the weight of each layer.
+
+        Rows of a producer that is a linear layer are divided after its own search. That changes none of its
+        roundings, as scales belong to rows.
+        """
+        folds = {layer.name: Fold() for layer in layers}
+        if not calibration:
+            return folds
+        groups = trace_groups(model, list(linear_layers(model)), calibration)
+        by_first = {next(iter(group.consumers)): group for group in groups if _within(group, folds.keys())}
+        sampled = [layer for layer in layers if layer.name in by_first]  # the others of a group have the same input
+        for layer, inputs in sample_in_turns(model, sampled, calibration, self._samples):
+            group = by_first[layer.name]
+            assert inputs is not None  # tracing saw it, on the same prompts
+            weights = [consumer.weight for consumer in group.consumers.values()]
+            scales = best_scales(weights, inputs, self._grid, self._steps)
+            if not group.is_norm:
+                folds[group.name].rows = 1 / scales
+            elif not divide_norm(quantized.get_submodule(group.name), scales):
+                continue
+            for name in group.consumers:
+                folds[name].columns = scales
+        return folds
+
+    def _inputs_to_clip(
+        self, model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
+    ) -> Callable[[Layer], Tensor | None]:
+        """Of each layer, called in their order: a sample of its inputs; ``None``: it is not to be clipped."""
+        if not calibration or not self._clip:
+            return lambda _: None
+        scores = score_layers(model, list(linear_layers(model)), calibration[0])
+        wanted = [layer for layer in layers if layer.name not in scores]
+        samples = sample_in_turns(model, wanted, calibration, self._samples)
+        return lambda layer: None if layer.name in scores else next(samples)[1]
+
+    def _place(self, quantized: nn.Module, layer: Layer, fold: Fold, inputs: Tensor | None) -> None:
+        weight = rounded = fold.apply(layer.weight)
+        if inputs is not None:
+            scaled = inputs.float() if fold.columns is None else inputs.float() / fold.columns
+            rounded = clip(weight, scaled, self._grid, self._steps)
+            self._clipped += 1
+        record = self._grid.record(rounded, self._activations)
+        bias, smoothed = fold.apply_to_bias(layer.bias), fold.columns is not None
+        self._assembly.place(quantized, layer, record, weight=weight, bias=bias, smoothed=smoothed)
+
+
+def _within(group: Group, names: Any) -> bool:
+    """Whether all that scaling a group changes is quantized here, or a norm."""
+    return group.consumers.keys() <= names and (group.is_norm or group.name in names)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidRequestError(f"awq: {message}")

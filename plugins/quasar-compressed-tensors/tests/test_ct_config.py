@@ -10,12 +10,12 @@ from compressed_tensors.quantization import QuantizationConfig, apply_quantizati
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_by_the_library import make_checkpoint
-from quasar_compressed_tensors.checkpoint import CompressedTensorsCheckpoint
-from quasar_compressed_tensors.schemes import Schemes
 from torch import nn
 
 from quasar.errors import InvalidRequestError, NumericalError
 from quasar.testing.models import tiny
+from quasar_compressed_tensors.checkpoint import CompressedTensorsCheckpoint
+from quasar_compressed_tensors.schemes import Schemes
 
 W8 = {"num_bits": 8, "strategy": "channel"}
 W4 = {"num_bits": 4, "strategy": "group", "group_size": 32}

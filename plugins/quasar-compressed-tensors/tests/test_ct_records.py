@@ -11,9 +11,9 @@ from compressed_tensors.quantization.utils import calculate_qparams, compute_dyn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_by_the_library import extremes, make_checkpoint
-from quasar_compressed_tensors.checkpoint import CompressedTensorsCheckpoint
 
 from quasar.kernels.activations import round_inputs
+from quasar_compressed_tensors.checkpoint import CompressedTensorsCheckpoint
 
 PER_TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
 STATIC = {"num_bits": 8, "strategy": "tensor"}

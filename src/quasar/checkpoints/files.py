@@ -52,7 +52,7 @@ class TensorFiles(Mapping[str, Tensor]):
             tensor: Tensor = file.get_tensor(name)
         except SafetensorError as error:
             raise CheckpointError(f"{name} cannot be read from {path}: {error}") from error
-        return tensor
+        return tensor.clone()  # not a view of the file, which may change, and whose alignment moves last bits
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

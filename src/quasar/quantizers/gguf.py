@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,8 @@ from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.gguf_blocks import BLOCK_FORMATS, record_of
 from quasar.quantizers.gguf_file import GgufFile, Stored
 from quasar.quantizers.layers import Layer
+from quasar.quantizers.options import check_activations
 from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
-
-_ACTIVATIONS = tuple(scheme for scheme in get_args(ActivationScheme) if scheme != "int8_static")
 
 
 class GgufQuantizer:
@@ -51,8 +50,7 @@ class GgufQuantizer:
         activations: ActivationScheme = "none",
         kernel: str = "auto",
     ) -> None:
-        if activations not in _ACTIVATIONS:
-            raise InvalidRequestError(f"gguf: activations={activations!r}, expected one of {', '.join(_ACTIVATIONS)}")
+        check_activations("gguf", activations)
         if find_spec("gguf") is None:
             raise InvalidRequestError(
                 "the quantizer gguf needs the package gguf; install it with: pip install 'quasar-decode[gguf]'"

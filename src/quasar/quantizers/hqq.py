@@ -11,14 +11,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
 from quasar.quantizers.assembly import Assembly
-from quasar.quantizers.groups import check_group, check_group_option
 from quasar.quantizers.layers import Layer
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.quantizers.options import check_activations, check_group, check_group_option
+from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
 
 _BITS = (8, 4, 3, 2)
 
@@ -32,6 +33,7 @@ class HqqQuantizer:
             inputs.
         axis: 1: a group is a piece of a row, which belongs to one output. 0: it is a piece of a column, hqq's own
             default; its scales then take as much memory as the weights did.
+        activations: How inputs are rounded at run time: ``"none"``, ``"int8_per_token"`` or ``"int8_per_group"``.
         lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own.
         include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
         exclude: Patterns of layer names to leave alone.
@@ -43,6 +45,7 @@ class HqqQuantizer:
         bits: int = 4,
         group: int = 64,
         axis: int = 1,
+        activations: ActivationScheme = "none",
         lm_head: bool = False,
         include: str = "",
         exclude: str = "",
@@ -53,7 +56,9 @@ class HqqQuantizer:
         check_group_option("hqq", group)
         if axis not in (0, 1) or isinstance(axis, bool):
             raise InvalidRequestError(f"hqq: axis={axis!r}, expected 0 or 1")
+        check_activations("hqq", activations)
         self._bits, self._group, self._axis = bits, group, axis
+        self._activations: ActivationScheme = activations
         self._assembly = Assembly("hqq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
         _library()  # refuse before a model is loaded
 
@@ -70,11 +75,18 @@ class HqqQuantizer:
 
     def describe(self) -> Mapping[str, Any]:
         """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone."""
-        own = {"quantizer": "hqq", "bits": self._bits, "group": self._group, "axis": self._axis}
-        return own | self._assembly.describe()
+        return {
+            "quantizer": "hqq",
+            "bits": self._bits,
+            "group": self._group,
+            "axis": self._axis,
+            "activations": self._activations,
+            **self._assembly.describe(),
+        }
 
     def _quantize_layer(self, layer: Layer) -> QuantizedWeight:
-        return quantize_hqq(layer.weight, bits=self._bits, group=self._group, axis=self._axis)
+        record = quantize_hqq(layer.weight, bits=self._bits, group=self._group, axis=self._axis)
+        return attrs.evolve(record, activations=self._activations)
 
 
 def quantize_hqq(weight: Tensor, *, bits: int, group: int, axis: int) -> QuantizedWeight:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from quasar.errors import InvalidRequestError
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
-from quasar.quantizers.groups import check_group, check_group_option
 from quasar.quantizers.int8 import Int8Scheme
 from quasar.quantizers.layers import Layer, linear_layers
+from quasar.quantizers.options import check_group, check_group_option
 from quasar.quantizers.ranges import Range, input_ranges
 from quasar.quantizers.scale_search import SAMPLED_ROWS, searched_scales
 from quasar.quantizers.shifting import shift_norm

@@ -18,6 +18,7 @@ from quasar.errors import InvalidRequestError
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.layers import Layer, linear_layers
+from quasar.quantizers.options import check_activations, check_group, check_group_option
 from quasar.quantizers.smoothing import Fold, divide_norm
 from quasar.quantizers.tracing import Group, trace_groups
 from quasar_awq.rounding import Grid
@@ -26,7 +27,6 @@ from quasar_awq.scores import score_layers
 from quasar_awq.search import best_scales, clip
 
 _BITS = (8, 4, 3)
-_ACTIVATIONS = ("none", "int8_per_token", "int8_per_group")
 
 
 class AwqQuantizer:
@@ -61,15 +61,12 @@ class AwqQuantizer:
         kernel: str = "auto",
     ) -> None:
         _require(bits in _BITS and not isinstance(bits, bool), f"bits={bits!r}, expected one of 8, 4, 3")
-        _require(
-            _is_integer(group) and (group > 0 or group == -1),
-            f"group={group!r}, expected a positive integer, or -1 for a whole row",
-        )
+        check_group_option("awq", group)
         _require(isinstance(sym, bool), f"sym={sym!r}, expected true or false")
         _require(isinstance(clip, bool), f"clip={clip!r}, expected true or false")
         _require(_is_integer(grid) and grid >= 0, f"grid={grid!r}, expected an integer from 0")
         _require(_is_integer(samples) and samples > 0, f"samples={samples!r}, expected a positive integer")
-        _require(activations in _ACTIVATIONS, f"activations={activations!r}, expected one of {', '.join(_ACTIVATIONS)}")
+        check_activations("awq", activations)
         self._grid, self._clip, self._steps, self._samples = Grid(bits, group, sym), clip, grid, samples
         self._activations: Any = activations
         self._assembly = Assembly("awq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
@@ -85,7 +82,7 @@ class AwqQuantizer:
         """
         layers = self._assembly.choose(model)
         for layer in layers:
-            self._grid.check(layer)
+            check_group("awq", layer, self._grid.group)
         quantized = self._assembly.begin(model)
         self._clipped, self._calibrated = 0, bool(calibration) and self._steps > 0
         prompts = calibration if calibration and self._steps > 0 else ()

@@ -6,8 +6,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from quasar.errors import InvalidRequestError
-from quasar.quantizers.layers import Layer
 from quasar.quantizers.weight import ActivationScheme, QuantizedWeight, quantize_symmetric
 
 
@@ -24,17 +22,6 @@ class Grid:
     bits: int
     group: int
     symmetric: bool
-
-    def check(self, layer: Layer) -> None:
-        """Raise :class:`InvalidRequestError` where the group does not divide the inputs of a layer."""
-        out, size = layer.weight.shape
-        if size % self.length(size) == 0:
-            return
-        choices = [n for n in (16, 32, 64, 128, 256) if size % n == 0] or [n for n in (8, 4, 2) if size % n == 0]
-        raise InvalidRequestError(
-            f"awq: group={self.group} does not divide the {size} inputs of layer {layer.name}, shape {[out, size]}; "
-            f"choose {', '.join(map(str, [*choices, -1]))}, or leave the layer out with exclude={layer.name}"
-        )
 
     def length(self, size: int) -> int:
         """Inputs in a group of a row of ``size``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,12 @@ from quasar.errors import InvalidRequestError
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.layers import Layer
+from quasar.quantizers.options import check_activations, check_group, check_group_option
 from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
 from quasar_gptq.observing import blocks_of, observe_in_turn
 from quasar_gptq.solver import quantize_gptq
 
 _BITS = (2, 3, 4, 8)
-_ACTIVATIONS = tuple(scheme for scheme in get_args(ActivationScheme) if scheme != "int8_static")
 
 
 class GptqQuantizer:
@@ -57,15 +57,13 @@ class GptqQuantizer:
     ) -> None:
         if isinstance(bits, bool) or bits not in _BITS:
             raise InvalidRequestError(f"gptq: bits={bits!r}, expected one of {', '.join(map(str, _BITS))}")
-        if isinstance(group, bool) or not isinstance(group, int) or (group < 1 and group != -1):
-            raise InvalidRequestError(f"gptq: group={group!r}, expected a positive integer, or -1 for a whole row")
+        check_group_option("gptq", group)
         for name, value in (("sym", sym), ("act_order", act_order)):
             if not isinstance(value, bool):
                 raise InvalidRequestError(f"gptq: {name}={value!r}, expected true or false")
         if isinstance(damp, bool) or not isinstance(damp, int | float) or not 0 < damp < 1:
             raise InvalidRequestError(f"gptq: damp={damp!r}, expected a number between 0 and 1")
-        if activations not in _ACTIVATIONS:
-            raise InvalidRequestError(f"gptq: activations={activations!r}, expected one of {', '.join(_ACTIVATIONS)}")
+        check_activations("gptq", activations)
         if act_order and activations == "int8_per_group":
             raise InvalidRequestError(
                 "gptq: act_order=true with activations='int8_per_group': a group's inputs would not lie together; "
@@ -86,7 +84,7 @@ class GptqQuantizer:
         """
         layers = self._assembly.choose(model)
         for layer in layers:
-            self._check_group(layer)
+            check_group("gptq", layer, self._group)
         self._calibrated = 0
         quantized = self._assembly.begin(model)
         blocks = blocks_of(model, layers)
@@ -122,16 +120,6 @@ class GptqQuantizer:
         if self._calibrated == 0:
             return "to nearest: no layer saw calibration"
         return f"by GPTQ; to nearest in {n_layers - self._calibrated} layers that calibration did not reach"
-
-    def _check_group(self, layer: Layer) -> None:
-        out, size = layer.weight.shape
-        if self._group == -1 or size % self._group == 0:
-            return
-        choices = [n for n in (16, 32, 64, 128, 256) if size % n == 0] or [n for n in (8, 4, 2) if size % n == 0]
-        raise InvalidRequestError(
-            f"gptq: group={self._group} does not divide the {size} inputs of layer {layer.name}, shape {[out, size]}; "
-            f"choose {', '.join(map(str, [*choices, -1]))}, or leave the layer out with exclude={layer.name}"
-        )
 
     def _record(self, layer: Layer, hessian: Tensor | None) -> QuantizedWeight:
         return quantize_gptq(

@@ -1,9 +1,13 @@
-"""Whether a group size fits a layer: asked of every layer before a weight is touched."""
+"""Options that several quantizers have, and whether a model fits them: asked before a weight is touched."""
 
 from __future__ import annotations
 
 from quasar.errors import InvalidRequestError
 from quasar.quantizers.layers import Layer
+from quasar.quantizers.weight import ActivationScheme
+
+ACTIVATIONS: tuple[ActivationScheme, ...] = ("none", "int8_per_token", "int8_per_group")
+"""Roundings of inputs that need no calibration."""
 
 _USUAL = (16, 32, 64, 128, 256)
 
@@ -12,6 +16,12 @@ def check_group_option(who: str, group: object) -> None:
     """Raise :class:`InvalidRequestError` where ``group`` is neither a positive integer nor −1."""
     if isinstance(group, bool) or not isinstance(group, int) or (group < 1 and group != -1):
         raise InvalidRequestError(f"{who}: group={group!r}, expected a positive integer, or -1 for a whole row")
+
+
+def check_activations(who: str, activations: object) -> None:
+    """Raise :class:`InvalidRequestError` where ``activations`` is none of :data:`ACTIVATIONS`."""
+    if activations not in ACTIVATIONS:
+        raise InvalidRequestError(f"{who}: activations={activations!r}, expected one of {', '.join(ACTIVATIONS)}")
 
 
 def check_group(who: str, layer: Layer, group: int, *, axis: int = 1) -> None:

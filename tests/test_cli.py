@@ -228,9 +228,9 @@ def test_the_options_reach_the_pipeline(quasar_command, toy):
     quasar_command("generate", "x")
     defaults = {
         "drafter": "ngram",
-        "quantizer": None,
+        "quantizer": "auto",
         "policy": "auto",
-        "verifier": "causal_lm",
+        "verifier": "auto",
         "exact_to": "quantized",
         "dtype": None,
         "device": None,

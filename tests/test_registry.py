@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -465,3 +466,22 @@ def test_strategies_are_listed_by_kind_and_name():
 def test_infinite_values_are_numbers():
     """What Python reads as a float is one."""
     assert parse_spec("x:limit=inf")[1] == {"limit": math.inf}
+
+
+def with_native() -> Registry:
+    """A registry in which a verifier ``native`` is installed beside the built-ins."""
+    entry = Entry("verifier", "native", "quasar.verifiers.causal_lm:CausalLMVerifier", ORIGIN)
+    return Registry([*default_registry().plugins, LoadedPlugin(ORIGIN, (entry,))])
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "native"), ("meta", "causal_lm")])
+def test_the_compiled_verifier_is_the_default_where_it_is_installed(device, expected):
+    """On a CPU; what is asked for by name or as a function stays as it is."""
+    model = torch.nn.Linear(1, 1, device=device)
+    model.device = torch.device(device)
+    installed = with_native()
+    assert installed.resolve_verifier("auto", model) == expected
+    assert default_registry().resolve_verifier("auto", model) == "causal_lm"
+    assert installed.resolve_verifier("causal_lm", model) == "causal_lm"
+    assert installed.resolve_verifier(with_native, model) is with_native
+    installed.check_verifier("auto")

@@ -72,16 +72,17 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-_QUANTIZER = "What makes the target; none: the full model.  [default: w8a8; none where the model comes quantized]"
+_QUANTIZER = "What makes the target; none: the full model; auto: w8a8, or none where the model comes quantized."
+_VERIFIER = "What runs the target; auto: native where it is installed, on a CPU, else causal_lm."
 
 
 @cli.command()
 @click.argument("prompt")
 @click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
 @click.option("--drafter", default="ngram", show_default=True, help="What proposes tokens, as name:option=value,…")
-@click.option("--quantizer", default=None, help=_QUANTIZER)
+@click.option("--quantizer", default="auto", show_default=True, help=_QUANTIZER)
 @click.option("--policy", default="auto", show_default=True, help="What accepts tokens.")
-@click.option("--verifier", default="causal_lm", show_default=True, help="What runs the target.")
+@click.option("--verifier", default="auto", show_default=True, help=_VERIFIER)
 @click.option("--exact-to", type=click.Choice(["quantized", "full"]), default="quantized", show_default=True)
 @click.option("--max-new-tokens", type=int, default=128, show_default=True)
 @click.option("--temperature", type=float, default=0.0, show_default=True)
@@ -189,7 +190,7 @@ def _read_prompt() -> str:
 @cli.command()
 @click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
 @click.option("--quantizer", default="w8a8", show_default=True, help="What makes the target; none: the full model.")
-@click.option("--verifier", default="causal_lm", show_default=True, help="What runs the target.")
+@click.option("--verifier", default="auto", show_default=True, help=_VERIFIER)
 @click.option("--strict", is_flag=True, help="Measure the strict verifier.")
 @click.option("--tokens", type=click.IntRange(min=16), default=64, show_default=True, help="Compared for each prompt.")
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
@@ -246,7 +247,7 @@ def _write_page(
 
 @cli.command()
 @click.option("--model", default="smollm2", show_default=True, help="Hub id, folder, .gguf file, or smollm2.")
-@click.option("--quantizer", default=None, help="What is looked at.  [default: w8a8]")
+@click.option("--quantizer", default="auto", show_default=True, help=_QUANTIZER)
 @click.option("--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl.")
 @click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]")
 @click.option("--device", default=None, help="cpu, cuda, …  [default: cuda where available]")

@@ -122,6 +122,8 @@ class Pipeline:
             eos_token_ids=_eos_of(model, tokenizer),
         )
         pipeline.description |= plan.describe(model)
+        if describe := getattr(verifier, "describe", None):
+            pipeline.description["verification"] = dict(describe())
         return pipeline
 
     @overload

@@ -19,7 +19,7 @@ from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
 from quasar.quantizers.calibration import own_prompts, prompts_from
 from quasar.quantizers.linear import quantized_layers
 from quasar.quantizers.none import NoQuantizer
-from quasar.registry import default_registry
+from quasar.registry import AUTO, default_registry
 from quasar.types import ExactTo
 
 DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
@@ -33,7 +33,7 @@ class Choices(TypedDict, total=False):
     """Keyword arguments of ``Pipeline.from_pretrained`` and ``from_model``; see :class:`Plan`."""
 
     drafter: DrafterLike
-    quantizer: str | Quantizer | None
+    quantizer: str | Quantizer
     policy: str | AcceptancePolicy
     exact_to: ExactTo
     verifier: VerifierLike
@@ -49,11 +49,12 @@ class Plan:
     Args:
         drafter: Also a function ``(token_ids, k) -> token ids``.
         quantizer: What makes the target out of the model; ``"none"``: the target is the model as it was given.
-            ``None``: ``w8a8``, and ``none`` for a model that comes quantized.
+            ``"auto"``: ``w8a8``, and ``none`` for a model that comes quantized.
         policy: ``"auto"`` is coupled, hence greedy at temperature 0.
         exact_to: What the output must equal. ``"quantized"``: what the quantized model would produce alone;
             ``"full"``: what the model as it was given would; the quantized one then drafts blocks for it.
-        verifier: Spec string, or a function from the quantized model to a Verifier.
+        verifier: Spec string, or a function from the quantized model to a Verifier. ``"auto"``: ``native`` where that
+            plug-in is installed and the model is on a CPU, else ``causal_lm``.
         calibration: Prompts, or a file of them (see :func:`quasar.quantizers.calibration.prompts_from`); ``None``:
             Quasar's own few. They are tokenized as prompts are, chat template included.
         strict: The target's logits must be bit-identical at any width, or building the pipeline fails with the reason.
@@ -81,9 +82,10 @@ class Plan:
         if unknown := [name for name in choices if name not in known]:
             raise InvalidRequestError(f"there is no choice {unknown[0]!r}; choices: {', '.join(known)}")
         drafter = choices.get("drafter", "ngram")
-        quantizer = choices.get("quantizer") or "w8a8"
+        quantizer = choices.get("quantizer", AUTO)
+        quantizer = "w8a8" if quantizer == AUTO else quantizer
         policy = choices.get("policy", "auto")
-        verifier = choices.get("verifier", "causal_lm")
+        verifier = choices.get("verifier", AUTO)
         registry = default_registry()
         built: Quantizer = registry.build("quantizer", quantizer)
         built_drafter: Drafter = registry.build("drafter", drafter)
@@ -110,7 +112,7 @@ class Plan:
         Raises:
             InvalidRequestError: ``exact_to="full"`` of a model whose full weights are not there.
         """
-        asked = self.choices.get("quantizer") is not None and self.quantizes
+        asked = self.choices.get("quantizer", AUTO) != AUTO and self.quantizes
         if asked or not quantized_layers(model):
             return self
         if self.choices.get("exact_to") == "full":
@@ -155,8 +157,10 @@ class Plan:
     def describe(self, model: PreTrainedModel) -> dict[str, Any]:
         """For a reader and for JSON; without the single layers."""
         quantization = {key: value for key, value in self.quantizer.describe().items() if key != "layers"}
+        verifier = _spec_of(default_registry().resolve_verifier(self.verifier, model))
         return {
             **self.specs,
+            "verifier": verifier,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
             "quantization": quantization,

@@ -104,7 +104,8 @@ class Verifier(Protocol):
 
     ``invariance`` declares how a row of logits depends on the width of the forward: ``"bitwise"`` not at all,
     ``"argmax"`` only in rounding (a near-tie may fall the other way), ``"none"`` no promise. A verifier that can be
-    made bitwise at a price has a method ``strict()`` that returns it so.
+    made bitwise at a price has a method ``strict()`` that returns it so. It may have a method ``describe()`` that says,
+    in a mapping for JSON, how it runs the target.
     """
 
     vocab_size: int

@@ -19,6 +19,9 @@ from quasar.signatures import check_function, check_signatures
 
 logger = logging.getLogger("quasar")
 
+AUTO = "auto"
+"""In place of a spec string: what is best for the model and the machine."""
+
 Option = int | float | bool | str
 
 
@@ -169,6 +172,8 @@ class Registry:
 
     def check_verifier(self, choice: object) -> None:
         """Check what verifies a model that is not there yet: a spec string, or a function from it to a Verifier."""
+        if choice == AUTO:
+            return
         if not isinstance(choice, str) and not callable(choice):
             raise InvalidRequestError(
                 f"verifier={type(choice).__name__} object: give a spec string, or a function from the quantized "
@@ -176,8 +181,16 @@ class Registry:
             )
         self.check_spec("verifier", choice)
 
+    def resolve_verifier(self, choice: Any, model: Any) -> Any:
+        """The choice, or for ``"auto"`` the compiled verifier where it is installed and the model is on a CPU."""
+        if choice != AUTO:
+            return choice
+        installed = any(entry.name == "native" for entry in self.entries("verifier"))
+        return "native" if installed and model.device.type == "cpu" else "causal_lm"
+
     def build_verifier(self, choice: Any, model: Any) -> Any:
         """The Verifier over ``model``, by a choice that :meth:`check_verifier` has passed."""
+        choice = self.resolve_verifier(choice, model)
         return self.build("verifier", choice if isinstance(choice, str) else choice(model), model)
 
     def _prepare(self, kind: str, spec: str, n_arguments: int) -> tuple[Callable[..., Any], dict[str, Option], str]:

@@ -26,7 +26,7 @@ from quasar.policies.coupled import CoupledPolicy
 from quasar.prefix import common_prefix_length
 from quasar.processing import Processing, Processor
 from quasar.protocols import Drafter, DraftSession, Need, Quantizer, Verifier, VerifySession
-from quasar.registry import default_registry
+from quasar.registry import AUTO, default_registry
 from quasar.sampling import Sampling
 from quasar.stats import DecodeStats
 from quasar.stopping import Stopping
@@ -114,7 +114,7 @@ class CascadeDrafter:
         drafter: Of the copy: spec string, Drafter or function. It is bound to the full model too, so another
             CascadeDrafter makes a cascade of three levels.
         quantizer: Spec string or Quantizer. The copy shares every tensor that quantizing does not change.
-        verifier: Of the copy: spec string, or a function from the copy to a Verifier.
+        verifier: Of the copy: spec string, or a function from the copy to a Verifier; ``"auto"`` as for a pipeline.
         k, min_k, max_k, min_margin, with_probs: As of :class:`Blocks`.
 
     Raises:
@@ -127,7 +127,7 @@ class CascadeDrafter:
         self,
         drafter: str | Drafter | Callable[[list[int], int], Iterable[int]] = "ngram",
         quantizer: str | Quantizer = "w8a8",
-        verifier: str | Callable[[Any], Verifier] = "causal_lm",
+        verifier: str | Callable[[Any], Verifier] = AUTO,
         k: int = 24,
         min_k: int = 8,
         max_k: int = 32,

@@ -48,7 +48,7 @@ class GptqQuantizer:
         group: int = 128,
         sym: bool = False,
         act_order: bool = False,
-        damp: float = 0.01,
+        damp: float = 0.1,
         activations: ActivationScheme = "none",
         lm_head: bool = False,
         include: str = "",

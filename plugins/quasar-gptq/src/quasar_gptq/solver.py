@@ -33,7 +33,7 @@ def quantize_gptq(
     group: int,
     symmetric: bool = False,
     act_order: bool = False,
-    damp: float = 0.01,
+    damp: float = 0.1,
     activations: ActivationScheme = "none",
 ) -> QuantizedWeight:
     """Round an ``[out, in]`` weight.

@@ -40,6 +40,8 @@ class Linear {
 // A quantized weight that can be given back as it was.
 class QuantizedLinear : public Linear {
  public:
+  virtual int64_t groups() const = 0;
+  virtual bool has_zero_points() const = 0;
   // values [out, in], scales and zero_points [out, groups]; zero_points is not written where there are none.
   virtual void unpack(int8_t* values, float* scales, float* zero_points) const = 0;
 };

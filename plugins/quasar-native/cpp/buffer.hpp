@@ -1,0 +1,58 @@
+// Memory for weights and scratch, aligned for vectors.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace quasar {
+
+struct FreeAligned {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Uninitialised. Large ones lie on huge pages where the system gives them: reading a weight from end to end then
+// takes few look-ups of addresses.
+inline std::unique_ptr<void, FreeAligned> allocate(size_t bytes) {
+  constexpr size_t kHuge = size_t{2} << 20;
+  const size_t alignment = bytes >= kHuge ? kHuge : 64;
+  const size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+  if (alignment == kHuge) madvise(memory, rounded, MADV_HUGEPAGE);
+#endif
+  return std::unique_ptr<void, FreeAligned>(memory);
+}
+
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(size_t size) : memory_(allocate(size * sizeof(T))), size_(size) {}
+
+  // What it held is lost where it has to grow.
+  T* at_least(size_t size) {
+    if (size > size_) {
+      memory_.reset();
+      size_ = 0;
+      *this = Buffer(size);
+    }
+    return data();
+  }
+  T* data() const { return static_cast<T*>(memory_.get()); }
+  size_t bytes() const { return size_ * sizeof(T); }
+  void fill_with_zeros() { std::memset(memory_.get(), 0, bytes()); }
+
+ private:
+  std::unique_ptr<void, FreeAligned> memory_;
+  size_t size_ = 0;
+};
+
+}  // namespace quasar

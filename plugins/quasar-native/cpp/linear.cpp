@@ -22,7 +22,7 @@ constexpr int64_t kRowsInAPass = 8;
 // What a call needs beside its arguments; each calling thread has its own and keeps it.
 struct Scratch {
   Buffer<float> columns;
-  Buffer<int8_t> values;
+  Buffer<int8_t> values, straight;
   Buffer<int32_t> sums;
   Buffer<float> scales;
 };
@@ -133,24 +133,32 @@ class PackedLinear : public QuantizedLinear {
     const QuantizedRows quantized{scratch().values.at_least(product(rows, columns)),
                                   scratch().sums.at_least(product(rows, groups)),
                                   scratch().scales.at_least(product(rows, per_group ? groups : 1)), per_group};
-    over_rows(rows, columns, pool, [&](int64_t row) { quantize_row(inputs + row * columns, row, quantized); });
+    int8_t* straight = rows == 1 ? quantized.values : scratch().straight.at_least(product(rows, columns));
+    over_rows(rows, columns, pool, [&](int64_t row) {
+      quantize_row(inputs + row * columns, row, quantized, straight + row * columns);
+      if (rows > 1) put_into_panel(straight + row * columns, columns, place_in_panel(row, rows, columns), quantized);
+    });
     return quantized;
   }
 
-  void quantize_row(const float* inputs, int64_t row, const QuantizedRows& quantized) const {
+  static void put_into_panel(const int8_t* row, int64_t columns, PlaceInPanel place, const QuantizedRows& quantized) {
+    int8_t* to = quantized.values + place.offset;
+    for (int64_t column = 0; column < columns; column += 4, to += place.step) std::memcpy(to, row + column, 4);
+  }
+
+  void quantize_row(const float* inputs, int64_t row, const QuantizedRows& quantized, int8_t* values) const {
     const int64_t groups = packed_.view().groups, size = packed_.view().group_columns;
     const int64_t scales = quantized.per_group ? groups : 1;
     for (int64_t group = 0; group < groups; ++group) {
       const float* of_group = inputs + group * size;
       float& scale = quantized.scales[row * scales + group % scales];
       if (group < scales) scale = scale_of(of_group, groups * size / scales);
-      int8_t* values = quantized.values + (row * groups + group) * size;
       int32_t& sum = quantized.sums[row * groups + group];
       if (std::isnan(scale)) {
-        std::fill_n(values, size, int8_t{0});
+        std::fill_n(values + group * size, size, int8_t{0});
         sum = 0;
       } else {
-        sum = kernels_.round(of_group, size, scale, values);
+        sum = kernels_.round(of_group, size, scale, values + group * size);
       }
     }
   }

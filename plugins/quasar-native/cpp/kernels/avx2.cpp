@@ -5,7 +5,8 @@ namespace quasar {
 namespace {
 
 struct Avx2 : Avx2Lanes {
-  static constexpr int kIntegerRows = 2;
+  static constexpr int kChannelRows = 2;
+  static constexpr int kGroupRows = 2;
   static constexpr int kFloatRows = 4;
 
   // Part i holds lanes 4i to 4i + 3, each with its 4 columns.

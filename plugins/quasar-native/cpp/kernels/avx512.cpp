@@ -7,7 +7,8 @@ namespace quasar {
 namespace {
 
 struct Avx512 {
-  static constexpr int kIntegerRows = 8;
+  static constexpr int kChannelRows = 16;
+  static constexpr int kGroupRows = 8;
   static constexpr int kFloatRows = 8;
 
   using Floats = __m512;
@@ -30,10 +31,11 @@ struct Avx512 {
     high = _mm512_and_si512(_mm512_srli_epi16(both, 4), half);
   }
   static Sums no_sums() { return _mm512_setzero_si512(); }
+  // The intrinsic would do; GCC 12 copies every sum twice around it, and does not read `inputs` within the instruction.
   static Sums dot(Sums sums, Weights weights, const int8_t* inputs) {
-    int32_t four;
-    std::memcpy(&four, inputs, sizeof four);
-    return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(four));
+    using Four = const int8_t[4];
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weights), "m"(*reinterpret_cast<Four*>(inputs)));
+    return sums;
   }
   static Floats total(Sums sums, uint32_t correction) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_set1_epi32(static_cast<int32_t>(correction))));

@@ -5,7 +5,8 @@ namespace quasar {
 namespace {
 
 struct AvxVnni : Avx2Lanes {
-  static constexpr int kIntegerRows = 4;
+  static constexpr int kChannelRows = 4;
+  static constexpr int kGroupRows = 4;
   static constexpr int kFloatRows = 4;
 
   using Weights = Words;

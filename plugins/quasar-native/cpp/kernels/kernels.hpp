@@ -2,16 +2,18 @@
 //
 // Outputs lie in lanes: a block is kLanes rows of the weight, and each sum of a block runs along the inputs in one
 // order, whatever the number of rows that are multiplied with it. Files that include this one are compiled for
-// different instruction sets: nothing inline in it may be shared with other code.
+// different instruction sets: what is inline in it must be inlined always, lest the linker keep the wrong copy.
 #pragma once
 
 #include <cstdint>
+
+#define QUASAR_INLINE [[gnu::always_inline]] inline
 
 namespace quasar {
 
 constexpr int kLanes = 16;    // rows of the weight in a block
 constexpr int kColumns = 8;   // a group is padded to a multiple of this number of columns
-constexpr int kMaxRows = 8;   // rows of the input that one pass over a block serves
+constexpr int kPanelRows = 16; // rows of the input that lie side by side
 
 enum class Format { int8, int4, bf16, f32 };
 
@@ -31,13 +33,25 @@ struct PackedWeight {
   int64_t out;
 };
 
-// Inputs in int8: [rows, groups * group_columns].
+// Inputs in int8, in panels of kPanelRows rows, the last one of what is left: a panel is [columns / 4][its rows][4], so
+// that a pass over a block reads it from end to end. Padding is zeros.
 struct QuantizedRows {
   int8_t* values;
-  int32_t* sums;    // [rows, groups] sums of the values
-  float* scales;    // [rows, groups] or [rows, 1]; NaN where an input was not finite
-  bool per_group;   // which of the two
+  int32_t* sums;   // [rows, groups] sums of the values
+  float* scales;   // [rows, groups] or [rows, 1]; NaN where an input was not finite
+  bool per_group;  // which of the two
 };
+
+// Where the first four columns of a row lie, and how many bytes before its next four.
+struct PlaceInPanel {
+  int64_t offset, step;
+};
+
+QUASAR_INLINE PlaceInPanel place_in_panel(int64_t row, int64_t rows, int64_t columns) {
+  const int64_t first = row / kPanelRows * kPanelRows;
+  const int64_t in_panel = rows - first < kPanelRows ? rows - first : kPanelRows;
+  return {first * columns + (row - first) * 4, in_panel * 4};
+}
 
 struct BlockRange {
   int64_t begin, end;

@@ -8,7 +8,8 @@ namespace quasar {
 namespace {
 
 struct Portable {
-  static constexpr int kIntegerRows = 2;
+  static constexpr int kChannelRows = 2;
+  static constexpr int kGroupRows = 2;
   static constexpr int kFloatRows = 2;
 
   struct Floats {

@@ -5,81 +5,147 @@
 //   Weights    kLanes x 4 unsigned bytes; load8 reads them, load4 makes two of kLanes x 8 halves of bytes
 //   Sums       kLanes int32 in the making; dot adds the products of Weights with 4 int8; total ends it as Floats
 //   Words      kLanes x 32 bits; lower_bf16, upper_bf16 and integers make Floats of a part of each
-//   largest and round, see Kernels, and how many rows a pass serves: kIntegerRows, kFloatRows
+//   largest and round, see Kernels, and how many rows a pass serves: kChannelRows, kGroupRows, kFloatRows
 #pragma once
 
 #include <cstring>
 
 #include "kernels.hpp"
 
+// Loops over the rows of a pass: unrolled, so that their sums stay in registers.
+#if defined(__clang__)
+#define QUASAR_UNROLL _Pragma("unroll")
+#else
+#define QUASAR_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace quasar {
 
 template <class Isa>
-void store_lanes(float* to, typename Isa::Floats values, int64_t lanes) {
+QUASAR_INLINE void store_lanes(float* to, typename Isa::Floats values, int64_t lanes) {
   if (lanes >= kLanes) return Isa::store(to, values);
   float buffer[kLanes];
   Isa::store(buffer, values);
   std::memcpy(to, buffer, static_cast<size_t>(lanes) * sizeof(float));
 }
 
-// Integer sums of one group: exact, so their order does not matter.
+// Weights far enough ahead to arrive in time; a block is followed by the next one.
+template <class T>
+QUASAR_INLINE void fetch_ahead(const T* unit) {
+  constexpr int64_t kAhead = 2048;
+  __builtin_prefetch(reinterpret_cast<const char*>(unit) + kAhead);
+}
+
+// Integer sums of one group: exact, so their order does not matter. `inputs` is the place of the first row, see
+// place_in_panel; the others follow it.
 template <class Isa, int kRows, Format kFormat>
-inline const uint8_t* add_group(const uint8_t* unit, const int8_t* const (&rows)[kRows], int64_t begin, int64_t columns,
-                                typename Isa::Sums (&sums)[kRows]) {
-  for (int row = 0; row < kRows; ++row) sums[row] = Isa::no_sums();
-  if constexpr (kFormat == Format::int8) {
-    for (int64_t column = begin; column < begin + columns; column += 4, unit += kLanes * 4) {
-      const typename Isa::Weights weights = Isa::load8(unit);
-      for (int row = 0; row < kRows; ++row) sums[row] = Isa::dot(sums[row], weights, rows[row] + column);
-    }
-  } else {
-    for (int64_t column = begin; column < begin + columns; column += 8, unit += kLanes * 4) {
-      typename Isa::Weights low, high;
-      Isa::load4(unit, low, high);
-      for (int row = 0; row < kRows; ++row) {
-        sums[row] = Isa::dot(Isa::dot(sums[row], low, rows[row] + column), high, rows[row] + column + 4);
-      }
+QUASAR_INLINE void add_group(const uint8_t*& unit, const int8_t*& inputs, int64_t step, int64_t columns,
+                             typename Isa::Sums* sums) {
+  using Sums = typename Isa::Sums;
+  using Weights = typename Isa::Weights;
+  Sums local[kRows];
+  QUASAR_UNROLL
+  for (int row = 0; row < kRows; ++row) local[row] = Isa::no_sums();
+  constexpr int64_t kUnitColumns = kFormat == Format::int8 ? 4 : 8;
+  const uint8_t* weights = unit;
+  const int8_t* fours = inputs;
+  for (int64_t left = columns; left > 0; left -= kUnitColumns, weights += kLanes * 4) {
+    fetch_ahead(weights);
+    if constexpr (kFormat == Format::int8) {
+      const Weights all = Isa::load8(weights);
+      QUASAR_UNROLL
+      for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], all, fours + 4 * row);
+      fours += step;
+    } else {
+      Weights low, high;
+      Isa::load4(weights, low, high);
+      QUASAR_UNROLL
+      for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], low, fours + 4 * row);
+      fours += step;
+      QUASAR_UNROLL
+      for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], high, fours + 4 * row);
+      fours += step;
     }
   }
-  return unit;
+  unit = weights;
+  inputs = fours;
+  QUASAR_UNROLL
+  for (int row = 0; row < kRows; ++row) sums[row] = local[row];
+}
+
+template <class Isa>
+QUASAR_INLINE typename Isa::Floats exact_total(typename Isa::Sums sums, int32_t base, int32_t row_sum) {
+  return Isa::total(sums, static_cast<uint32_t>(base) * static_cast<uint32_t>(row_sum));
+}
+
+template <class Isa>
+QUASAR_INLINE void store_block(const PackedWeight& weight, int64_t row, int64_t block, typename Isa::Floats values,
+                               float* outputs) {
+  store_lanes<Isa>(outputs + row * weight.out + block * kLanes, values, weight.out - block * kLanes);
+}
+
+// What the integer products have in common: a weight, inputs, and `rows` of them.
+struct IntegerProduct {
+  const PackedWeight& weight;
+  const QuantizedRows& inputs;
+  int64_t rows;
+  float* outputs;
+};
+
+// One group and no zero points: outputs = (sums * scale) * row's scale.
+template <class Isa, int kRows, Format kFormat>
+inline void channel_block(const IntegerProduct& product, int64_t first, int64_t block) {
+  const PackedWeight& weight = product.weight;
+  const PlaceInPanel place = place_in_panel(first, product.rows, weight.group_columns);
+  const uint8_t* unit = static_cast<const uint8_t*>(weight.blocks) + block * weight.block_bytes;
+  const int8_t* fours = product.inputs.values + place.offset;
+  typename Isa::Sums sums[kRows];
+  add_group<Isa, kRows, kFormat>(unit, fours, place.step, weight.group_columns, sums);
+  const typename Isa::Floats scales = Isa::load(weight.scales + block * kLanes);
+  QUASAR_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    const typename Isa::Floats total = exact_total<Isa>(sums[row], weight.base, product.inputs.sums[first + row]);
+    const typename Isa::Floats row_scale = Isa::broadcast(product.inputs.scales[first + row]);
+    store_block<Isa>(weight, first + row, block, Isa::multiply(Isa::multiply(total, scales), row_scale),
+                     product.outputs);
+  }
 }
 
 // outputs = sum over groups of ((sums - zero_point * row's sum) * scale [* row's scale of the group]) [* row's scale],
 // in this order of operations, group by group: what every instruction set computes alike.
 template <class Isa, int kRows, Format kFormat, bool kZeroPoints, bool kPerGroup>
-inline void integer_block(const PackedWeight& weight, const QuantizedRows& inputs, int64_t first, int64_t block,
-                          float* outputs) {
+inline void group_block(const IntegerProduct& product, int64_t first, int64_t block) {
   using Floats = typename Isa::Floats;
-  const int64_t columns = weight.groups * weight.group_columns;
-  const int8_t* rows[kRows];
-  Floats totals[kRows];
-  for (int row = 0; row < kRows; ++row) {
-    rows[row] = inputs.values + (first + row) * columns;
-    totals[row] = Isa::broadcast(-0.0f);  // the one neutral element of addition
-  }
+  const PackedWeight& weight = product.weight;
+  const QuantizedRows& inputs = product.inputs;
+  const PlaceInPanel place = place_in_panel(first, product.rows, weight.groups * weight.group_columns);
   const uint8_t* unit = static_cast<const uint8_t*>(weight.blocks) + block * weight.block_bytes;
+  const int8_t* fours = inputs.values + place.offset;
+  Floats totals[kRows];
+  QUASAR_UNROLL
+  for (int row = 0; row < kRows; ++row) totals[row] = Isa::broadcast(-0.0f);  // the one neutral element of addition
   for (int64_t group = 0; group < weight.groups; ++group) {
     typename Isa::Sums sums[kRows];
-    unit = add_group<Isa, kRows, kFormat>(unit, rows, group * weight.group_columns, weight.group_columns, sums);
+    add_group<Isa, kRows, kFormat>(unit, fours, place.step, weight.group_columns, sums);
     const int64_t at = (block * weight.groups + group) * kLanes;
     const Floats scales = Isa::load(weight.scales + at);
+    QUASAR_UNROLL
     for (int row = 0; row < kRows; ++row) {
       const int64_t of_row = (first + row) * weight.groups + group;
-      const int32_t row_sum = inputs.sums[of_row];
-      Floats part = Isa::total(sums[row], static_cast<uint32_t>(weight.base) * static_cast<uint32_t>(row_sum));
+      Floats part = exact_total<Isa>(sums[row], weight.base, inputs.sums[of_row]);
       if constexpr (kZeroPoints) {
-        const Floats offset = Isa::multiply(Isa::load(weight.zero_points + at), Isa::broadcast(float(row_sum)));
-        part = Isa::subtract(part, offset);
+        const Floats row_sum = Isa::broadcast(static_cast<float>(inputs.sums[of_row]));
+        part = Isa::subtract(part, Isa::multiply(Isa::load(weight.zero_points + at), row_sum));
       }
       part = Isa::multiply(part, scales);
       if constexpr (kPerGroup) part = Isa::multiply(part, Isa::broadcast(inputs.scales[of_row]));
       totals[row] = Isa::add(totals[row], part);
     }
   }
-  const int64_t lanes = weight.out - block * kLanes;
+  QUASAR_UNROLL
   for (int row = 0; row < kRows; ++row) {
     if constexpr (!kPerGroup) totals[row] = Isa::multiply(totals[row], Isa::broadcast(inputs.scales[first + row]));
-    store_lanes<Isa>(outputs + (first + row) * weight.out + block * kLanes, totals[row], lanes);
+    store_block<Isa>(weight, first + row, block, totals[row], product.outputs);
   }
 }
 
@@ -102,49 +168,63 @@ struct Passes {
   }
 };
 
-template <class Isa, Format kFormat, bool kZeroPoints, bool kPerGroup>
-struct IntegerPasses : Passes<IntegerPasses<Isa, kFormat, kZeroPoints, kPerGroup>> {
-  const PackedWeight& weight;
-  const QuantizedRows& inputs;
+template <class Isa, Format kFormat>
+struct ChannelPasses : Passes<ChannelPasses<Isa, kFormat>> {
+  const IntegerProduct& product;
   int64_t block;
-  float* outputs;
 
-  IntegerPasses(const PackedWeight& w, const QuantizedRows& i, int64_t b, float* o)
-      : weight(w), inputs(i), block(b), outputs(o) {}
+  ChannelPasses(const IntegerProduct& p, int64_t b) : product(p), block(b) {}
 
   template <int kRows>
   void run(int64_t first) const {
-    integer_block<Isa, kRows, kFormat, kZeroPoints, kPerGroup>(weight, inputs, first, block, outputs);
+    channel_block<Isa, kRows, kFormat>(product, first, block);
   }
 };
 
 template <class Isa, Format kFormat, bool kZeroPoints, bool kPerGroup>
-void multiply_blocks(const PackedWeight& weight, const QuantizedRows& inputs, int64_t rows, BlockRange range,
-                     float* outputs) {
-  for (int64_t block = range.begin; block < range.end; ++block) {
-    in_passes<Isa::kIntegerRows>(
-        rows, IntegerPasses<Isa, kFormat, kZeroPoints, kPerGroup>(weight, inputs, block, outputs));
+struct GroupPasses : Passes<GroupPasses<Isa, kFormat, kZeroPoints, kPerGroup>> {
+  const IntegerProduct& product;
+  int64_t block;
+
+  GroupPasses(const IntegerProduct& p, int64_t b) : product(p), block(b) {}
+
+  template <int kRows>
+  void run(int64_t first) const {
+    group_block<Isa, kRows, kFormat, kZeroPoints, kPerGroup>(product, first, block);
   }
+};
+
+// A pass stays within a panel: the number of its rows divides kPanelRows.
+template <int kMost, class BlockPasses>
+void over_blocks(const IntegerProduct& product, BlockRange range) {
+  static_assert(kPanelRows % kMost == 0);
+  for (int64_t block = range.begin; block < range.end; ++block) in_passes<kMost>(product.rows, BlockPasses(product, block));
 }
 
 template <class Isa, Format kFormat>
 void multiply_integers(const PackedWeight& weight, const QuantizedRows& inputs, int64_t rows, BlockRange range,
                        float* outputs) {
-  if (weight.zero_points != nullptr) {
-    return inputs.per_group ? multiply_blocks<Isa, kFormat, true, true>(weight, inputs, rows, range, outputs)
-                            : multiply_blocks<Isa, kFormat, true, false>(weight, inputs, rows, range, outputs);
+  const IntegerProduct product{weight, inputs, rows, outputs};
+  if (weight.groups == 1 && weight.zero_points == nullptr) {
+    return over_blocks<Isa::kChannelRows, ChannelPasses<Isa, kFormat>>(product, range);
   }
-  return inputs.per_group ? multiply_blocks<Isa, kFormat, false, true>(weight, inputs, rows, range, outputs)
-                          : multiply_blocks<Isa, kFormat, false, false>(weight, inputs, rows, range, outputs);
+  constexpr int kMost = Isa::kGroupRows;
+  if (weight.zero_points != nullptr) {
+    return inputs.per_group ? over_blocks<kMost, GroupPasses<Isa, kFormat, true, true>>(product, range)
+                            : over_blocks<kMost, GroupPasses<Isa, kFormat, true, false>>(product, range);
+  }
+  return inputs.per_group ? over_blocks<kMost, GroupPasses<Isa, kFormat, false, true>>(product, range)
+                          : over_blocks<kMost, GroupPasses<Isa, kFormat, false, false>>(product, range);
 }
 
 // One unit of a group times floats; each row has one chain of sums, in the order of the columns.
 template <class Isa, int kRows, Format kFormat>
-inline const uint8_t* add_float_unit(const uint8_t* unit, const float* const (&rows)[kRows], int64_t column,
+QUASAR_INLINE const uint8_t* add_float_unit(const uint8_t* unit, const float* const (&rows)[kRows], int64_t column,
                                      int32_t base, typename Isa::Floats zero_points,
                                      typename Isa::Floats (&sums)[kRows]) {
   using Floats = typename Isa::Floats;
-  const auto add_column = [&](Floats weights, int64_t at) {
+  const auto add_column = [&](Floats weights, int64_t at) __attribute__((always_inline)) {
+    QUASAR_UNROLL
     for (int row = 0; row < kRows; ++row) sums[row] = Isa::fma(weights, Isa::broadcast(rows[row][at]), sums[row]);
   };
   if constexpr (kFormat == Format::f32) {
@@ -186,6 +266,7 @@ struct FloatPasses : Passes<FloatPasses<Isa, kFormat>> {
     const int64_t columns = weight.groups * weight.group_columns;
     const float* rows[kRows];
     Floats totals[kRows];
+    QUASAR_UNROLL
     for (int row = 0; row < kRows; ++row) {
       rows[row] = inputs + (first + row) * columns;
       totals[row] = Isa::broadcast(-0.0f);
@@ -195,11 +276,13 @@ struct FloatPasses : Passes<FloatPasses<Isa, kFormat>> {
       const int64_t at = (block * weight.groups + group) * kLanes;
       const Floats zeros = weight.zero_points ? Isa::load(weight.zero_points + at) : Isa::broadcast(0.0f);
       Floats sums[kRows];
+      QUASAR_UNROLL
       for (int row = 0; row < kRows; ++row) sums[row] = Isa::broadcast(-0.0f);
       const int64_t begin = group * weight.group_columns;
       for (int64_t column = begin; column < begin + weight.group_columns; column += kUnitColumns) {
         unit = add_float_unit<Isa, kRows, kFormat>(unit, rows, column, weight.base, zeros, sums);
       }
+      QUASAR_UNROLL
       for (int row = 0; row < kRows; ++row) {
         if constexpr (kFormat == Format::int8 || kFormat == Format::int4) {
           sums[row] = Isa::multiply(sums[row], Isa::load(weight.scales + at));
@@ -208,6 +291,7 @@ struct FloatPasses : Passes<FloatPasses<Isa, kFormat>> {
       }
     }
     const int64_t lanes = weight.out - block * kLanes;
+    QUASAR_UNROLL
     for (int row = 0; row < kRows; ++row) {
       store_lanes<Isa>(outputs + (first + row) * weight.out + block * kLanes, totals[row], lanes);
     }

@@ -23,20 +23,8 @@ template <class T, size_t dimensions>
 using Tensor = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Matrix = Tensor<const T, 2>;
+using Linears = std::vector<std::shared_ptr<Linear>>;
 using FloatVector = Tensor<const float, 1>;
-
-// A weight for one or more projections.
-struct Weight {
-  std::shared_ptr<const Linear> linear;
-};
-
-Activations activations_of(const std::string& name) {
-  if (name == "none") return Activations::none;
-  if (name == "int8_per_token") return Activations::int8_per_token;
-  if (name == "int8_per_group") return Activations::int8_per_group;
-  if (name == "int8_static") return Activations::int8_static;
-  throw std::invalid_argument("unknown rounding of activations: " + name);
-}
 
 CacheType cache_type_of(const std::string& name) {
   if (name == "float32") return CacheType::float32;
@@ -45,52 +33,13 @@ CacheType cache_type_of(const std::string& name) {
   throw std::invalid_argument("unknown type of cache: " + name);
 }
 
-void expect_shape(bool holds) {
-  if (!holds) throw std::invalid_argument("tensors of a quantized weight do not fit each other");
-}
-
-Weight quantized_weight(const Matrix<int8_t>& values, const Matrix<float>& scales,
-                        const std::optional<Matrix<float>>& zero_points,
-                        const std::optional<Tensor<const int64_t, 1>>& input_order, int bits,
-                        const std::string& activations, float input_scale) {
-  const auto out = static_cast<int64_t>(values.shape(0)), in = static_cast<int64_t>(values.shape(1));
-  const auto groups = static_cast<int64_t>(scales.shape(1));
-  expect_shape(scales.shape(0) == values.shape(0) && groups > 0 && in % groups == 0);
-  expect_shape(!zero_points || (zero_points->shape(0) == scales.shape(0) && zero_points->shape(1) == scales.shape(1)));
-  expect_shape(!input_order || input_order->shape(0) == values.shape(1));
-  const WeightView view{out,
-                        in,
-                        groups,
-                        bits,
-                        values.data(),
-                        scales.data(),
-                        zero_points ? zero_points->data() : nullptr,
-                        input_order ? input_order->data() : nullptr,
-                        activations_of(activations),
-                        input_scale};
-  nb::gil_scoped_release release;
-  return {make_linear(view)};
-}
-
-Weight float_weight(const Matrix<float>& weight) {
-  nb::gil_scoped_release release;
-  return {make_linear_f32(weight.data(), static_cast<int64_t>(weight.shape(0)), static_cast<int64_t>(weight.shape(1)))};
-}
-
-// bfloat16 as the 16-bit integers of the same bits.
-Weight bfloat16_weight(const Matrix<int16_t>& weight) {
-  const auto* bits = reinterpret_cast<const uint16_t*>(weight.data());
-  nb::gil_scoped_release release;
-  return {make_linear_bf16(bits, static_cast<int64_t>(weight.shape(0)), static_cast<int64_t>(weight.shape(1)))};
-}
-
 Vector vector_of(const std::optional<FloatVector>& values) {
   return values ? Vector(values->data(), values->data() + values->shape(0)) : Vector();
 }
 
-Projection projection_of(const std::vector<Weight>& weights, const std::optional<FloatVector>& bias) {
+Projection projection_of(const Linears& weights, const std::optional<FloatVector>& bias) {
   Projection projection;
-  for (const Weight& weight : weights) projection.parts.push_back(weight.linear);
+  projection.parts = weights;
   projection.bias = vector_of(bias);
   return projection;
 }
@@ -105,7 +54,7 @@ template <auto member, class Class>
 void bind_projection(Class& bound, const char* name) {
   bound.def(
       name,
-      [](Layer& layer, const std::vector<Weight>& weights, const std::optional<FloatVector>& bias) {
+      [](Layer& layer, const Linears& weights, const std::optional<FloatVector>& bias) {
         layer.*member = projection_of(weights, bias);
       },
       "weights"_a, "bias"_a = nb::none());
@@ -130,7 +79,12 @@ void bind_layer(nb::module_& module) {
 
 void bind_model(nb::module_& module) {
   nb::class_<Model>(module, "Model")
-      .def(nb::init<int>(), "threads"_a)
+      .def(
+          "__init__",
+          [](Model* self, std::shared_ptr<ThreadPool> pool, const std::string& instructions) {
+            new (self) Model(std::move(pool), row_kernels(instructions));
+          },
+          "pool"_a, "instructions"_a)
       .def_rw("vocab", &Model::vocab)
       .def_rw("hidden", &Model::hidden)
       .def_rw("intermediate", &Model::intermediate)
@@ -168,13 +122,13 @@ void bind_model(nb::module_& module) {
       .def("set_final_norm", [](Model& model, const FloatVector& values) { model.final_norm = vector_of(values); })
       .def(
           "set_head",
-          [](Model& model, const std::vector<Weight>& weights, const std::optional<FloatVector>& bias) {
+          [](Model& model, const Linears& weights, const std::optional<FloatVector>& bias) {
             model.head = projection_of(weights, bias);
           },
           "weights"_a, "bias"_a = nb::none())
       .def("check", &Model::check)
       .def("bytes", &Model::bytes)
-      .def_prop_ro("threads", [](const Model& model) { return model.pool.size(); });
+      .def_prop_ro("threads", [](const Model& model) { return model.pool->size(); });
 }
 
 // logits [n, vocab] and hidden states [n, hidden] are written.
@@ -223,12 +177,8 @@ void translate(const std::exception_ptr& error, void*) {
 }  // namespace
 
 void bind_engine(nb::module_& module) {
-  nb::class_<Weight>(module, "Weight").def_prop_ro("bytes", [](const Weight& weight) { return weight.linear->bytes(); });
-  module.def("quantized_weight", &quantized_weight, "values"_a, "scales"_a, "zero_points"_a.none(),
-             "input_order"_a.none(), "bits"_a, "activations"_a, "input_scale"_a);
-  module.def("float_weight", &float_weight, "weight"_a);
-  module.def("bfloat16_weight", &bfloat16_weight, "weight"_a);
-  module.def("row_instructions", [] { return row_kernels().name; });
+  // Caches of Python outlive the module; what they hold is freed with the process.
+  nb::set_leak_warnings(false);
   bind_layer(module);
   bind_model(module);
   bind_session(module);

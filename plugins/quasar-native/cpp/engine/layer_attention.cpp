@@ -14,14 +14,14 @@ void LayerAttention::run() const {
   const Columns keys = columns(layer.qkv, qkv, rows, heads * dim);
   const Columns values = columns(layer.qkv, qkv, rows, (heads + shared) * dim);
 
-  for_rows(model.pool, rows, 4 * (heads + 2 * shared) * dim, [&](int64_t row) {
+  for_rows(*model.pool, rows, 4 * (heads + 2 * shared) * dim, [&](int64_t row) {
     for (int64_t head = 0; head < heads; ++head) prepare(row, queries.row(row) + head * dim, layer.query_norm);
     for (int64_t head = 0; head < shared; ++head) {
       float* key = keys.row(row) + head * dim;
       prepare(row, key, layer.key_norm);
       const float* value = values.row(row) + head * dim;
       const int64_t position = at + row;
-      row_kernels().remember(cache.layout(), cache.head(position, index, head), position % kBlockPositions, key, value);
+      model.kernels.remember(cache.layout(), cache.head(position, index, head), position % kBlockPositions, key, value);
     }
   });
 
@@ -31,9 +31,9 @@ void LayerAttention::run() const {
   const int64_t seen = layer.window > 0 ? std::min(layer.window, at + rows) : at + rows;
   // Jobs that run at the same time need scratch memory of their own: there is one for each part of the loop.
   const int64_t jobs = rows * shared, work = 2 * together * dim * seen;
-  const int64_t parts = std::min<int64_t>(jobs, 4 * model.pool.size());
+  const int64_t parts = std::min<int64_t>(jobs, 4 * model.pool->size());
   float* scores = space.scores.floats(parts * scratch);
-  for_rows(model.pool, parts, jobs * work / parts, [&](int64_t part) {
+  for_rows(*model.pool, parts, jobs * work / parts, [&](int64_t part) {
     for (int64_t job = part; job < jobs; job += parts) {
       const int64_t row = job / shared, head = job % shared;
       attend(row, head, queries.row(row), mixed + row * heads * dim, scores + part * scratch);
@@ -42,7 +42,7 @@ void LayerAttention::run() const {
 }
 
 void LayerAttention::prepare(int64_t row, float* head, const Vector& norm) const {
-  const RowKernels& kernels = row_kernels();
+  const RowKernels& kernels = model.kernels;
   if (!norm.empty()) kernels.rms_norm(head, norm.data(), model.epsilon, model.head_dim, head);
   if (layer.rope < 0) return;
   const int64_t offset = (layer.rope * rows + row) * (model.head_dim / 2);
@@ -66,7 +66,7 @@ void LayerAttention::attend(int64_t row, int64_t key_value_head, const float* qu
   job.scores = scores;
   job.scaling = model.attention_scaling;
   job.soft_cap = model.attention_soft_cap;
-  row_kernels().attend(job);
+  model.kernels.attend(job);
 }
 
 }  // namespace quasar

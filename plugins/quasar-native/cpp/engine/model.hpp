@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "linear.hpp"
@@ -17,7 +17,7 @@ using Vector = std::vector<float>;  // empty: there is none
 
 // One or several products of the same input, whose outputs follow each other.
 struct Projection {
-  std::vector<std::shared_ptr<const Linear>> parts;
+  std::vector<std::shared_ptr<Linear>> parts;
   Vector bias;  // of all parts together
 
   int64_t out() const;
@@ -55,15 +55,17 @@ struct Model {
   Vector final_norm;
   Projection head;
 
-  explicit Model(int threads) : pool(threads) {}
+  Model(std::shared_ptr<ThreadPool> threads, const RowKernels& kernels) : pool(std::move(threads)), kernels(kernels) {}
 
   // Throws std::invalid_argument where sizes do not fit each other.
   void check() const;
   int64_t bytes() const;  // that one forward reads of all weights
 
-  // One forward at a time: its threads and its scratch memory are the model's.
+  const std::shared_ptr<ThreadPool> pool;
+  const RowKernels& kernels;
+
+  // One forward at a time: its scratch memory is the model's.
   mutable std::mutex busy;
-  mutable ThreadPool pool;
   mutable Workspace workspace;
 };
 

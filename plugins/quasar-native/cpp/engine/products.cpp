@@ -2,12 +2,12 @@
 
 namespace quasar {
 
-void multiply(const Projection& projection, const float* inputs, int64_t rows, float* outputs, ThreadPool& pool) {
+void multiply(const Model& model, const Projection& projection, const float* inputs, int64_t rows, float* outputs) {
   const float* bias = projection.bias.empty() ? nullptr : projection.bias.data();
   for (const auto& part : projection.parts) {
     const int64_t out = part->out();
-    part->multiply(inputs, rows, outputs, pool);
-    for (int64_t row = 0; bias != nullptr && row < rows; ++row) row_kernels().add(outputs + row * out, bias, out);
+    part->multiply(inputs, rows, outputs, *model.pool);
+    for (int64_t row = 0; bias != nullptr && row < rows; ++row) model.kernels.add(outputs + row * out, bias, out);
     outputs += rows * out;
     if (bias != nullptr) bias += out;
   }

@@ -16,7 +16,7 @@ struct Columns {
 };
 
 // outputs: room for rows * projection.out() floats. Parts are stored one behind the other, each [rows, out of the part].
-void multiply(const Projection& projection, const float* inputs, int64_t rows, float* outputs, ThreadPool& pool);
+void multiply(const Model& model, const Projection& projection, const float* inputs, int64_t rows, float* outputs);
 
 // Where outputs begin..end-1 of a projection are; they may not cross the parts.
 Columns columns(const Projection& projection, float* outputs, int64_t rows, int64_t begin);

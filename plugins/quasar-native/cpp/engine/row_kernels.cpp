@@ -1,28 +1,11 @@
 #include "row_kernels.hpp"
 
-#include <cstdlib>
-#include <cstring>
-
 namespace quasar {
 namespace {
 
 int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 int64_t size_of(CacheType type) { return type == CacheType::float32 ? 4 : type == CacheType::bfloat16 ? 2 : 1; }
-
-const RowKernels& widest() {
-#ifdef QUASAR_ENGINE_X86
-  const char* wanted = std::getenv("QUASAR_NATIVE_INSTRUCTIONS");
-  const bool any = wanted == nullptr || *wanted == '\0';
-  if (!any && std::strcmp(wanted, "portable") == 0) return kPortableRowKernels;
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && (any || std::strncmp(wanted, "avx512", 6) == 0)) return kAvx512RowKernels;
-  if (avx2) return kAvx2RowKernels;
-#endif
-  return kPortableRowKernels;
-}
 
 }  // namespace
 
@@ -40,9 +23,13 @@ int64_t attention_scratch(int64_t begin, int64_t end, int64_t heads) {
   return (last - first + 1) * kBlockPositions * heads;
 }
 
-const RowKernels& row_kernels() {
-  static const RowKernels& chosen = widest();
-  return chosen;
+const RowKernels& row_kernels(std::string_view instructions) {
+#ifdef QUASAR_ENGINE_X86
+  if (instructions.starts_with("avx512")) return kAvx512RowKernels;
+  if (instructions.starts_with("avx")) return kAvx2RowKernels;
+#endif
+  (void)instructions;
+  return kPortableRowKernels;
 }
 
 }  // namespace quasar

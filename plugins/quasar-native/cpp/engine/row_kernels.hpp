@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace quasar {
 
@@ -53,8 +54,8 @@ struct RowKernels {
 
 int64_t attention_scratch(int64_t begin, int64_t end, int64_t heads);
 
-// For the instruction set that the products use, or the widest below it.
-const RowKernels& row_kernels();
+// For one of the instruction sets that products have names for, which must be one of this CPU.
+const RowKernels& row_kernels(std::string_view instructions);
 
 extern const RowKernels kPortableRowKernels;
 #ifdef QUASAR_ENGINE_X86

@@ -99,7 +99,7 @@ void Session::turn_tables(int64_t rows, int64_t at) {
 
 void Session::run_layers(int64_t rows, int64_t at) {
   const Model& model = *model_;
-  const RowKernels& kernels = row_kernels();
+  const RowKernels& kernels = model.kernels;
   Workspace& space = model.workspace;
   const int64_t hidden = model.hidden;
   float* residual = space.residual.floats(rows * hidden);
@@ -114,7 +114,7 @@ void Session::run_layers(int64_t rows, int64_t at) {
   };
   // residual += projected, which Gemma norms first; what follows is normed in turn.
   const auto add_and_norm = [&](const Vector& own_norm, const Vector& next_norm) {
-    for_rows(model.pool, rows, hidden, [&](int64_t row) {
+    for_rows(*model.pool, rows, hidden, [&](int64_t row) {
       if (!own_norm.empty()) norm(projected, own_norm, projected, row);
       kernels.add(residual + row * hidden, projected + row * hidden, hidden);
       norm(residual, next_norm, normed, row);
@@ -125,21 +125,21 @@ void Session::run_layers(int64_t rows, int64_t at) {
   const auto first_norm = [&](int64_t index) -> const Vector& {
     return index < n_layers ? model.layers[index].input_norm : model.final_norm;
   };
-  for_rows(model.pool, rows, hidden, [&](int64_t row) { norm(residual, first_norm(0), normed, row); });
+  for_rows(*model.pool, rows, hidden, [&](int64_t row) { norm(residual, first_norm(0), normed, row); });
   for (int64_t index = 0; index < n_layers; ++index) {
     const Layer& layer = model.layers[index];
-    multiply(layer.qkv, normed, rows, space.qkv.floats(rows * layer.qkv.out()), model.pool);
+    multiply(model, layer.qkv, normed, rows, space.qkv.floats(rows * layer.qkv.out()));
     LayerAttention{model, layer, index, cache_, rows, at}.run();
-    multiply(layer.attention_out, mixed, rows, projected, model.pool);
+    multiply(model, layer.attention_out, mixed, rows, projected);
     add_and_norm(layer.post_attention_norm, layer.pre_mlp_norm);
-    multiply(layer.gate_up, normed, rows, gate_up, model.pool);
+    multiply(model, layer.gate_up, normed, rows, gate_up);
     const Columns gates = columns(layer.gate_up, gate_up, rows, 0);
     const Columns ups = columns(layer.gate_up, gate_up, rows, model.intermediate);
-    for_rows(model.pool, rows, 8 * model.intermediate, [&](int64_t row) {
+    for_rows(*model.pool, rows, 8 * model.intermediate, [&](int64_t row) {
       kernels.gate(model.activation, gates.row(row), ups.row(row), model.intermediate,
                    gated + row * model.intermediate);
     });
-    multiply(layer.down, gated, rows, projected, model.pool);
+    multiply(model, layer.down, gated, rows, projected);
     add_and_norm(layer.post_mlp_norm, first_norm(index + 1));
   }
 }
@@ -148,12 +148,12 @@ void Session::run_layers(int64_t rows, int64_t at) {
 void Session::finish(int64_t rows, int64_t wanted, int64_t at, float* logits, float* hidden) {
   if (wanted == 0) return;
   const Model& model = *model_;
-  const RowKernels& kernels = row_kernels();
+  const RowKernels& kernels = model.kernels;
   const float* last = model.workspace.normed.floats(rows * model.hidden) + (rows - wanted) * model.hidden;
   if (hidden != nullptr) std::memcpy(hidden, last, sizeof(float) * wanted * model.hidden);
-  multiply(model.head, last, wanted, logits, model.pool);
+  multiply(model, model.head, last, wanted, logits);
   std::atomic<int64_t> first_bad{wanted};
-  for_rows(model.pool, wanted, model.vocab, [&](int64_t row) {
+  for_rows(*model.pool, wanted, model.vocab, [&](int64_t row) {
     float* values = logits + row * model.vocab;
     if (model.logit_soft_cap != 0.0f) kernels.soft_cap(values, model.logit_soft_cap, model.vocab);
     if (kernels.all_finite(last + row * model.hidden, model.hidden) && kernels.all_finite(values, model.vocab)) return;

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from quasar.errors import UnsupportedModelError
 from quasar_native import _native
 from quasar_native.families import family_of
+from quasar_native.kernel import pool_of
 from quasar_native.weights import Weights
 
 _ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu_tanh"}
@@ -30,12 +31,12 @@ class Architecture:
         UnsupportedModelError: The engine does not compute what this model computes; the message says why.
     """
 
-    def __init__(self, model: PreTrainedModel, threads: int) -> None:
+    def __init__(self, model: PreTrainedModel, threads: int, instructions: str) -> None:
         self._family = family_of(model)
         self._config: Any = model.config
-        self._weights = Weights()
+        self._weights = Weights(instructions)
         self.windows: set[int] = set()
-        self.engine = _native.Model(threads)
+        self.engine = _native.Model(pool_of(threads), instructions)
         decoder: Any = model.model
         self._set_sizes(decoder)
         self._set_embedding(decoder.embed_tokens)

@@ -17,6 +17,9 @@ _LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layer
 _GEMMA_LAYER = _LAYER | {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 _MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 
+_CAPTURE = "transformers.utils.output_capturing"
+"""transformers' own hooks, which note hidden states where they were once asked for and change nothing."""
+
 
 @attrs.frozen
 class Family:
@@ -73,7 +76,8 @@ def family_of(model: PreTrainedModel) -> Family:
 def _check_untouched(name: str, module: nn.Module) -> None:
     if "forward" in vars(module):
         raise UnsupportedModelError(f"the forward of {name} was replaced")
-    if module._forward_hooks or module._forward_pre_hooks:
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    if any(getattr(hook, "__module__", "") != _CAPTURE for hook in hooks):
         raise UnsupportedModelError(f"{name} has hooks")
     for kind, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         if tensor.device.type != "cpu":

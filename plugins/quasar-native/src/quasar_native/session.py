@@ -14,9 +14,7 @@ from quasar_native import _native
 class NativeSession:
     """A sequence's committed tokens, and a cache of all of them but the last."""
 
-    def __init__(
-        self, engine: _native.Model, cache: str, prompt_ids: Sequence[int], with_hidden_states: bool
-    ) -> None:
+    def __init__(self, engine: _native.Model, cache: str, prompt_ids: Sequence[int], with_hidden_states: bool) -> None:
         self._engine, self._with_hidden_states = engine, with_hidden_states
         self._cache = _native.Session(engine, cache)
         self._token_ids: list[int] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
@@ -13,6 +12,7 @@ from quasar.protocols import Invariance, Need, Verifier, VerifySession
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar_native import _native
 from quasar_native.architecture import Architecture
+from quasar_native.kernel import checked_instructions, checked_threads
 from quasar_native.session import NativeSession
 from quasar_native.trial import check_agrees
 
@@ -27,8 +27,9 @@ class NativeVerifier:
 
     Args:
         model: A transformers causal LM on the CPU. Its embedding is shared; other weights are copied as they are packed.
-        threads: Of the engine; 0: as many as torch uses now.
+        threads: How many work on a forward; ``None``: as many as torch uses now.
         cache: What keys and values are stored in: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+        instructions: As for :class:`quasar_native.kernel.NativeKernel`.
 
     Raises:
         InvalidRequestError: An option that cannot be honoured.
@@ -36,19 +37,20 @@ class NativeVerifier:
         UnsupportedModelError: transformers cannot run the model as a verifier either.
     """
 
-    def __init__(self, model: PreTrainedModel, *, threads: int = 0, cache: str = "float32") -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, threads: int | None = None, cache: str = "float32", instructions: str = "auto"
+    ) -> None:
         if not isinstance(model, PreTrainedModel):
             raise InvalidRequestError(f"the model is {model!r:.40}; give a transformers causal LM (…ForCausalLM)")
-        if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= 1024:
-            raise InvalidRequestError(f"threads={threads!r}; give a number, or 0 for as many as torch uses")
         if cache not in _CACHES:
             raise InvalidRequestError(f"cache={cache!r}; choose {', '.join(_CACHES)}")
-        self._cache = cache
+        self._cache, self._instructions = cache, checked_instructions(instructions)
+        n_threads = checked_threads(threads)
         self._engine: _native.Model | None = None
         self._fallback: CausalLMVerifier | None = None
         self._description: dict[str, Any] = {}
         try:
-            architecture = Architecture(model, threads or torch.get_num_threads())
+            architecture = Architecture(model, n_threads, self._instructions)
             check_agrees(architecture.engine, model, architecture.windows)
         except UnsupportedModelError as error:
             self._fall_back(model, str(error))
@@ -64,7 +66,7 @@ class NativeVerifier:
             "engine": "native",
             "threads": engine.threads,
             "cache": self._cache,
-            "instructions": _native.row_instructions(),
+            "instructions": self._instructions,
             "products": architecture.formats,
             "bytes_per_forward": engine.bytes(),
         }

@@ -12,6 +12,7 @@ from quasar.errors import UnsupportedModelError
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.weight import QuantizedWeight
 from quasar_native import _native
+from quasar_native.kernel import pack
 
 Matrix = QuantizedWeight | Tensor
 
@@ -19,13 +20,17 @@ Matrix = QuantizedWeight | Tensor
 class Weights:
     """Makes the engine's weights and counts them by format.
 
+    Args:
+        instructions: Name of the instruction set of the products.
+
     ``formats`` says of each format (``"w8 int8_per_token"``, ``"bfloat16"``) how many products have it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, instructions: str) -> None:
+        self._instructions = instructions
         self.formats: Counter[str] = Counter()
 
-    def projection(self, layers: Sequence[tuple[str, nn.Module]]) -> tuple[list[_native.Weight], Tensor | None]:
+    def projection(self, layers: Sequence[tuple[str, nn.Module]]) -> tuple[list[_native.Linear], Tensor | None]:
         """Weights and bias of one product of the engine, which applies all ``layers``, by name, to the same input.
 
         Raises:
@@ -34,7 +39,14 @@ class Weights:
         matrices = [_matrix(name, layer) for name, layer in layers]
         fused = [_join(matrices)] if _agree(matrices) else matrices
         self.formats.update(map(_format_of, fused))
-        return [_pack(matrix) for matrix in fused], _bias([layer for _, layer in layers], matrices)
+        return [self._pack(matrix) for matrix in fused], _bias([layer for _, layer in layers], matrices)
+
+    def _pack(self, matrix: Matrix) -> _native.Linear:
+        if isinstance(matrix, QuantizedWeight):
+            return pack(matrix, self._instructions)
+        if matrix.dtype == torch.bfloat16:
+            return _native.pack_bf16(matrix.contiguous().view(torch.int16), self._instructions)
+        return _native.pack_f32(matrix.contiguous(), self._instructions)
 
 
 def _matrix(name: str, layer: nn.Module) -> Matrix:
@@ -93,22 +105,6 @@ def _format_of(matrix: Matrix) -> str:
         return str(matrix.dtype).removeprefix("torch.")
     groups = "" if matrix.scales.shape[1] == 1 else f" groups of {matrix.group_size}"
     return f"w{matrix.bits}{groups} {matrix.activations}"
-
-
-def _pack(matrix: Matrix) -> _native.Weight:
-    if isinstance(matrix, Tensor):
-        if matrix.dtype == torch.bfloat16:
-            return _native.bfloat16_weight(matrix.contiguous().view(torch.int16))
-        return _native.float_weight(matrix.contiguous())
-    return _native.quantized_weight(
-        matrix.values.contiguous(),
-        matrix.scales.float().contiguous(),
-        None if matrix.zero_points is None else matrix.zero_points.float().contiguous(),
-        None if matrix.input_order is None else matrix.input_order.contiguous(),
-        bits=matrix.bits,
-        activations=matrix.activations,
-        input_scale=0.0 if matrix.input_scale is None else float(matrix.input_scale),
-    )
 
 
 def _bias(layers: Sequence[nn.Module], matrices: Sequence[Matrix]) -> Tensor | None:

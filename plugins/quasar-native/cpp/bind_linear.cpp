@@ -1,4 +1,5 @@
-// Products for Python. Arrays come through the buffer protocol or DLPack and are not copied.
+// Products for Python. Arrays come through the buffer protocol or DLPack and are not copied: what would have to be
+// converted is refused.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -112,13 +113,13 @@ void bind_linear(nb::module_& module) {
   nb::class_<Linear>(module, "Linear")
       .def_prop_ro("shape", [](const Linear& linear) { return nb::make_tuple(linear.out(), linear.in()); })
       .def_prop_ro("nbytes", &Linear::bytes)
-      .def("multiply", &multiply, nb::arg("inputs"), nb::arg("outputs"), nb::arg("pool"));
+      .def("multiply", &multiply, nb::arg("inputs").noconvert(), nb::arg("outputs").noconvert(), nb::arg("pool"));
   nb::class_<QuantizedLinear, Linear>(module, "QuantizedLinear")
-      .def("unpack", &unpack, nb::arg("values"), nb::arg("scales"), nb::arg("zero_points").none());
-  module.def("pack", &pack, nb::arg("values"), nb::arg("scales"), nb::arg("zero_points").none(),
-             nb::arg("input_order").none(), nb::arg("activations"), nb::arg("input_scale"), nb::arg("instructions"));
-  module.def("pack_f32", &pack_f32, nb::arg("weight"), nb::arg("instructions"));
-  module.def("pack_bf16", &pack_bf16, nb::arg("bits"), nb::arg("instructions"));
+      .def("unpack", &unpack, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("zero_points").noconvert().none());
+  module.def("pack", &pack, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("zero_points").noconvert().none(),
+             nb::arg("input_order").noconvert().none(), nb::arg("activations"), nb::arg("input_scale"), nb::arg("instructions"));
+  module.def("pack_f32", &pack_f32, nb::arg("weight").noconvert(), nb::arg("instructions"));
+  module.def("pack_bf16", &pack_bf16, nb::arg("bits").noconvert(), nb::arg("instructions"));
   module.def("available_instructions", &available_instructions);
   module.def("chosen_instructions", [](const std::string& name) { return std::string(kernels_named(name).name); },
              nb::arg("name"));

@@ -7,10 +7,16 @@
 
 #include "row_kernels.hpp"
 
-#if defined(__GNUC__)
+// Loops over lanes and accumulators must be unrolled, so that these stay in registers.
+#if defined(__clang__)
 #define QUASAR_INLINE inline __attribute__((always_inline))
+#define QUASAR_UNROLL _Pragma("unroll")
+#elif defined(__GNUC__)
+#define QUASAR_INLINE inline __attribute__((always_inline))
+#define QUASAR_UNROLL _Pragma("GCC unroll 16")
 #else
 #define QUASAR_INLINE inline
+#define QUASAR_UNROLL
 #endif
 
 namespace quasar {

@@ -26,7 +26,7 @@ class NativeVerifier:
     transformers, as ``causal_lm`` does, with whatever kernels its layers have; ``describe()`` says so and why.
 
     Args:
-        model: A transformers causal LM on the CPU. Its embedding is shared; other weights are copied as they are packed.
+        model: A transformers causal LM on the CPU. Its embedding is shared, other weights are packed copies.
         threads: How many work on a forward; ``None``: as many as torch uses now.
         cache: What keys and values are stored in: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
         instructions: As for :class:`quasar_native.kernel.NativeKernel`.

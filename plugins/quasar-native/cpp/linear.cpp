@@ -21,7 +21,7 @@ constexpr int64_t kRowsInAPass = 8;
 
 // What a call needs beside its arguments; each calling thread has its own and keeps it.
 struct Scratch {
-  Buffer<float> columns;
+  Buffer<float> columns, panels;
   Buffer<int8_t> values, straight;
   Buffer<int32_t> sums;
   Buffer<float> scales;
@@ -119,7 +119,19 @@ class PackedLinear : public QuantizedLinear {
  private:
   void multiply_floats(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool) const {
     const auto multiply = kernels_.multiply_float[static_cast<int>(packed_.format())];
-    over_blocks(packed_, rows, pool, [&](BlockRange range) { multiply(packed_.view(), inputs, rows, range, outputs); });
+    const float* panels = rows == 1 ? inputs : put_into_panels(inputs, rows, pool);
+    over_blocks(packed_, rows, pool, [&](BlockRange range) { multiply(packed_.view(), panels, rows, range, outputs); });
+  }
+
+  const float* put_into_panels(const float* inputs, int64_t rows, ThreadPool& pool) const {
+    const int64_t columns = packed_.columns();
+    float* panels = scratch().panels.at_least(product(rows, columns));
+    over_rows(rows, columns, pool, [&](int64_t row) {
+      const PlaceInPanel place = float_place_in_panel(row, rows, columns);
+      float* to = panels + place.offset;
+      for (int64_t column = 0; column < columns; ++column, to += place.step) *to = inputs[row * columns + column];
+    });
+    return panels;
   }
 
   void multiply_integers(const QuantizedRows& inputs, int64_t rows, float* outputs, ThreadPool& pool) const {

@@ -13,15 +13,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from records import ACTIVATIONS, FORMS, INSTRUCTIONS, THREADS, record, records, rows
+from native_records import ACTIVATIONS, FORMS, INSTRUCTIONS, THREADS, record, records, rows
+from quasar_native import _native
+from quasar_native.kernel import NativeKernel, pack, pool_of
+from quasar_native.plugin import quasar_kernels
 
 from quasar.errors import InvalidRequestError
 from quasar.kernels.activations import round_inputs
 from quasar.kernels.reference import ReferenceKernel
 from quasar.quantizers.weight import QuantizedWeight
-from quasar_native import _native
-from quasar_native.kernel import NativeKernel, pack, pool_of
-from quasar_native.plugin import quasar_kernels
 
 everywhere = pytest.mark.parametrize("instructions", INSTRUCTIONS)
 
@@ -369,7 +369,7 @@ def test_the_extension_checks_the_arrays_of_a_product():
     linear, pool = pack(record(8, 16, 16), "auto"), pool_of(1)
     linear.multiply(torch.ones(2, 16), torch.empty(2, 8), pool)
     for inputs, outputs in [((2, 15), (2, 8)), ((2, 16), (2, 9)), ((2, 16), (1, 8))]:
-        with pytest.raises(ValueError, match="inputs have not|outputs have not"):
+        with pytest.raises(ValueError, match=r"inputs have not|outputs have not"):
             linear.multiply(torch.ones(inputs), torch.empty(outputs), pool)
     with pytest.raises(TypeError):
         linear.multiply(torch.ones(2, 16), torch.empty(8, 2).T, pool)

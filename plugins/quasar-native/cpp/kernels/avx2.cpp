@@ -7,7 +7,7 @@ namespace {
 struct Avx2 : Avx2Lanes {
   static constexpr int kChannelRows = 2;
   static constexpr int kGroupRows = 2;
-  static constexpr int kFloatRows = 4;
+  static constexpr int kFloatRows = 2;
 
   // Part i holds lanes 4i to 4i + 3, each with its 4 columns.
   struct Weights {

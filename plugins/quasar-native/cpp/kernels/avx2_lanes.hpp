@@ -49,11 +49,11 @@ struct Avx2Lanes {
     return {_mm256_castsi256_ps(_mm256_and_si256(words.low, mask)),
             _mm256_castsi256_ps(_mm256_and_si256(words.high, mask))};
   }
-  static Floats integers(Words words, int shift, uint32_t mask, int32_t base) {
-    const __m128i by = _mm_cvtsi32_si128(shift);
-    const __m256i kept = _mm256_set1_epi32(static_cast<int32_t>(mask));
-    return to_floats(_mm256_and_si256(_mm256_srl_epi32(words.low, by), kept),
-                     _mm256_and_si256(_mm256_srl_epi32(words.high, by), kept), static_cast<uint32_t>(base));
+  template <int kShift, int kBits>
+  static Floats integers(Words words) {
+    const __m256i kept = _mm256_set1_epi32((1 << kBits) - 1);
+    return to_floats(_mm256_and_si256(_mm256_srli_epi32(words.low, kShift), kept),
+                     _mm256_and_si256(_mm256_srli_epi32(words.high, kShift), kept), 0);
   }
 
   static float largest(const float* inputs, int64_t count) {

@@ -46,10 +46,16 @@ struct Avx512 {
   static Floats upper_bf16(Words words) {
     return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))));
   }
-  static Floats integers(Words words, int shift, uint32_t mask, int32_t base) {
-    const __m512i shifted = _mm512_srl_epi32(words, _mm_cvtsi32_si128(shift));
-    const __m512i masked = _mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int32_t>(mask)));
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(masked, _mm512_set1_epi32(base)));
+  template <int kShift, int kBits>
+  static Floats integers(Words words) {
+    const __m512i shifted = _mm512_srli_epi32(words, kShift);
+    if constexpr (kBits == 4) {
+      // A look-up reads no more than the lowest four bits of its index.
+      const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+      return _mm512_permutexvar_ps(shifted, numbers);
+    } else {
+      return _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32((1 << kBits) - 1)));
+    }
   }
 
   static float largest(const float* inputs, int64_t count) {

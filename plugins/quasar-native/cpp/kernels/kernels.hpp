@@ -53,6 +53,13 @@ QUASAR_INLINE PlaceInPanel place_in_panel(int64_t row, int64_t rows, int64_t col
   return {first * columns + (row - first) * 4, in_panel * 4};
 }
 
+// The same for floats, whose panels are [columns][rows]; in elements.
+QUASAR_INLINE PlaceInPanel float_place_in_panel(int64_t row, int64_t rows, int64_t columns) {
+  const PlaceInPanel bytes = place_in_panel(row, rows, columns);
+  const int64_t in_panel = row % kPanelRows;
+  return {bytes.offset - 3 * in_panel, bytes.step / 4};
+}
+
 struct BlockRange {
   int64_t begin, end;
 };
@@ -66,7 +73,7 @@ struct Kernels {
   // outputs[rows, out], for the blocks of a range.
   void (*multiply_int8)(const PackedWeight&, const QuantizedRows&, int64_t rows, BlockRange, float* outputs);
   void (*multiply_int4)(const PackedWeight&, const QuantizedRows&, int64_t rows, BlockRange, float* outputs);
-  // With inputs [rows, groups * group_columns] in float32; indexed by Format.
+  // With inputs in panels of float32; indexed by Format.
   void (*multiply_float[4])(const PackedWeight&, const float* inputs, int64_t rows, BlockRange, float* outputs);
 };
 

@@ -91,8 +91,9 @@ struct Portable {
   static Floats upper_bf16(const Words& words) {
     return map([&](int i) { return from_bits(words.lane[i] & 0xffff0000u); });
   }
-  static Floats integers(const Words& words, int shift, uint32_t mask, int32_t base) {
-    return map([&](int i) { return float(static_cast<int32_t>(words.lane[i] >> shift & mask) + base); });
+  template <int kShift, int kBits>
+  static Floats integers(const Words& words) {
+    return map([&](int i) { return float(static_cast<int32_t>(words.lane[i] >> kShift & ((1u << kBits) - 1))); });
   }
   static float from_bits(uint32_t bits) {
     float value;

@@ -4,11 +4,12 @@
 //   Floats     kLanes float32, with load, store, broadcast, add, subtract, multiply and fma (a * b + c)
 //   Weights    kLanes x 4 unsigned bytes; load8 reads them, load4 makes two of kLanes x 8 halves of bytes
 //   Sums       kLanes int32 in the making; dot adds the products of Weights with 4 int8; total ends it as Floats
-//   Words      kLanes x 32 bits; lower_bf16, upper_bf16 and integers make Floats of a part of each
+//   Words      kLanes x 32 bits; lower_bf16, upper_bf16 and integers<shift, bits> make Floats of a part of each
 //   largest and round, see Kernels, and how many rows a pass serves: kChannelRows, kGroupRows, kFloatRows
 #pragma once
 
 #include <cstring>
+#include <utility>
 
 #include "kernels.hpp"
 
@@ -195,8 +196,8 @@ struct GroupPasses : Passes<GroupPasses<Isa, kFormat, kZeroPoints, kPerGroup>> {
 };
 
 // A pass stays within a panel: the number of its rows divides kPanelRows.
-template <int kMost, class BlockPasses>
-void over_blocks(const IntegerProduct& product, BlockRange range) {
+template <int kMost, class BlockPasses, class Product>
+void over_blocks(const Product& product, BlockRange range) {
   static_assert(kPanelRows % kMost == 0);
   for (int64_t block = range.begin; block < range.end; ++block) in_passes<kMost>(product.rows, BlockPasses(product, block));
 }
@@ -217,92 +218,107 @@ void multiply_integers(const PackedWeight& weight, const QuantizedRows& inputs, 
                           : over_blocks<kMost, GroupPasses<Isa, kFormat, false, false>>(product, range);
 }
 
-// One unit of a group times floats; each row has one chain of sums, in the order of the columns.
-template <class Isa, int kRows, Format kFormat>
-QUASAR_INLINE const uint8_t* add_float_unit(const uint8_t* unit, const float* const (&rows)[kRows], int64_t column,
-                                     int32_t base, typename Isa::Floats zero_points,
-                                     typename Isa::Floats (&sums)[kRows]) {
-  using Floats = typename Isa::Floats;
-  const auto add_column = [&](Floats weights, int64_t at) __attribute__((always_inline)) {
-    QUASAR_UNROLL
-    for (int row = 0; row < kRows; ++row) sums[row] = Isa::fma(weights, Isa::broadcast(rows[row][at]), sums[row]);
-  };
-  if constexpr (kFormat == Format::f32) {
-    add_column(Isa::load(reinterpret_cast<const float*>(unit)), column);
-    return unit + kLanes * sizeof(float);
-  } else if constexpr (kFormat == Format::bf16) {
-    const typename Isa::Words words = Isa::load_words(unit);
-    add_column(Isa::lower_bf16(words), column);
-    add_column(Isa::upper_bf16(words), column + 1);
-  } else {
-    const typename Isa::Words words = Isa::load_words(unit);
-    constexpr int kBits = kFormat == Format::int8 ? 8 : 4;
-    for (int c = 0; c < 32 / kBits; ++c) {
-      const int shift = kFormat == Format::int8 ? 8 * c : 8 * (c % 4) + 4 * (c / 4);
-      const Floats integers = Isa::integers(words, shift, (1 << kBits) - 1, base);
-      add_column(Isa::subtract(integers, zero_points), column + c);
-    }
-  }
-  return unit + kLanes * 4;
+// Bits to shift a 32-bit word of an integer format by, to get at one of its columns.
+template <Format kFormat>
+constexpr int shift_to(int column) {
+  return kFormat == Format::int8 ? 8 * column : 8 * (column % 4) + 4 * (column / 4);
 }
 
-// Floats are summed group by group: a chain along the columns of a group, and one along the groups.
-template <class Isa, Format kFormat>
-struct FloatPasses : Passes<FloatPasses<Isa, kFormat>> {
+// Sums of floats over one group: a row has two chains of them, of its even columns and of its odd ones, because one alone
+// would wait for itself. `inputs` is the place of the first row in a panel of floats, [columns][rows].
+template <class Isa, int kRows, Format kFormat>
+QUASAR_INLINE void add_float_group(const uint8_t*& unit, const float*& inputs, int64_t step, int64_t columns,
+                                   typename Isa::Floats offset, typename Isa::Floats* sums) {
+  using Floats = typename Isa::Floats;
+  Floats even[kRows], odd[kRows];
+  QUASAR_UNROLL
+  for (int row = 0; row < kRows; ++row) even[row] = odd[row] = Isa::broadcast(-0.0f);
+  const float* at = inputs;
+  const auto add_column = [&](Floats (&chains)[kRows], Floats weights) __attribute__((always_inline)) {
+    QUASAR_UNROLL
+    for (int row = 0; row < kRows; ++row) chains[row] = Isa::fma(weights, Isa::broadcast(at[row]), chains[row]);
+    at += step;
+  };
+  constexpr int kBits = kFormat == Format::f32 ? 32 : kFormat == Format::bf16 ? 16 : kFormat == Format::int8 ? 8 : 4;
+  constexpr int kUnits = kFormat == Format::f32 ? 2 : 1;
+  const uint8_t* words_at = unit;
+  for (int64_t left = columns; left > 0; left -= kUnits * 32 / kBits) {
+    fetch_ahead(words_at);
+    if constexpr (kFormat == Format::f32) {
+      add_column(even, Isa::load(reinterpret_cast<const float*>(words_at)));
+      add_column(odd, Isa::load(reinterpret_cast<const float*>(words_at) + kLanes));
+    } else if constexpr (kFormat == Format::bf16) {
+      const typename Isa::Words words = Isa::load_words(words_at);
+      add_column(even, Isa::lower_bf16(words));
+      add_column(odd, Isa::upper_bf16(words));
+    } else {
+      const typename Isa::Words words = Isa::load_words(words_at);
+      [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
+        (add_column(kColumn % 2 == 0 ? even : odd,
+                    Isa::add(Isa::template integers<shift_to<kFormat>(kColumn), kBits>(words), offset)),
+         ...);
+      }(std::make_integer_sequence<int, 32 / kBits>{});
+    }
+    words_at += kUnits * kLanes * 4;
+  }
+  unit = words_at;
+  inputs = at;
+  QUASAR_UNROLL
+  for (int row = 0; row < kRows; ++row) sums[row] = Isa::add(even[row], odd[row]);
+}
+
+struct FloatProduct {
   const PackedWeight& weight;
   const float* inputs;
-  int64_t block;
+  int64_t rows;
   float* outputs;
+};
 
-  FloatPasses(const PackedWeight& w, const float* i, int64_t b, float* o)
-      : weight(w), inputs(i), block(b), outputs(o) {}
+// outputs = sum over groups of (sums of (integer - zero_point) * input) * scale, group by group; without scales for
+// weights that are floats, whose groups only keep the chains short.
+template <class Isa, int kRows, Format kFormat>
+inline void float_block(const FloatProduct& product, int64_t first, int64_t block) {
+  using Floats = typename Isa::Floats;
+  constexpr bool kIntegers = kFormat == Format::int8 || kFormat == Format::int4;
+  const PackedWeight& weight = product.weight;
+  const PlaceInPanel place = float_place_in_panel(first, product.rows, weight.groups * weight.group_columns);
+  const uint8_t* unit = static_cast<const uint8_t*>(weight.blocks) + block * weight.block_bytes;
+  const float* inputs = product.inputs + place.offset;
+  Floats totals[kRows];
+  QUASAR_UNROLL
+  for (int row = 0; row < kRows; ++row) totals[row] = Isa::broadcast(-0.0f);
+  for (int64_t group = 0; group < weight.groups; ++group) {
+    const int64_t at = (block * weight.groups + group) * kLanes;
+    Floats offset = Isa::broadcast(static_cast<float>(weight.base));
+    if (kIntegers && weight.zero_points != nullptr) offset = Isa::subtract(offset, Isa::load(weight.zero_points + at));
+    Floats sums[kRows];
+    add_float_group<Isa, kRows, kFormat>(unit, inputs, place.step, weight.group_columns, offset, sums);
+    QUASAR_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      if constexpr (kIntegers) sums[row] = Isa::multiply(sums[row], Isa::load(weight.scales + at));
+      totals[row] = Isa::add(totals[row], sums[row]);
+    }
+  }
+  QUASAR_UNROLL
+  for (int row = 0; row < kRows; ++row) store_block<Isa>(weight, first + row, block, totals[row], product.outputs);
+}
 
-  static constexpr int64_t kUnitColumns =
-      kFormat == Format::f32 ? 1 : kFormat == Format::bf16 ? 2 : kFormat == Format::int8 ? 4 : 8;
+template <class Isa, Format kFormat>
+struct FloatPasses : Passes<FloatPasses<Isa, kFormat>> {
+  const FloatProduct& product;
+  int64_t block;
+
+  FloatPasses(const FloatProduct& p, int64_t b) : product(p), block(b) {}
 
   template <int kRows>
   void run(int64_t first) const {
-    using Floats = typename Isa::Floats;
-    const int64_t columns = weight.groups * weight.group_columns;
-    const float* rows[kRows];
-    Floats totals[kRows];
-    QUASAR_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      rows[row] = inputs + (first + row) * columns;
-      totals[row] = Isa::broadcast(-0.0f);
-    }
-    const uint8_t* unit = static_cast<const uint8_t*>(weight.blocks) + block * weight.block_bytes;
-    for (int64_t group = 0; group < weight.groups; ++group) {
-      const int64_t at = (block * weight.groups + group) * kLanes;
-      const Floats zeros = weight.zero_points ? Isa::load(weight.zero_points + at) : Isa::broadcast(0.0f);
-      Floats sums[kRows];
-      QUASAR_UNROLL
-      for (int row = 0; row < kRows; ++row) sums[row] = Isa::broadcast(-0.0f);
-      const int64_t begin = group * weight.group_columns;
-      for (int64_t column = begin; column < begin + weight.group_columns; column += kUnitColumns) {
-        unit = add_float_unit<Isa, kRows, kFormat>(unit, rows, column, weight.base, zeros, sums);
-      }
-      QUASAR_UNROLL
-      for (int row = 0; row < kRows; ++row) {
-        if constexpr (kFormat == Format::int8 || kFormat == Format::int4) {
-          sums[row] = Isa::multiply(sums[row], Isa::load(weight.scales + at));
-        }
-        totals[row] = Isa::add(totals[row], sums[row]);
-      }
-    }
-    const int64_t lanes = weight.out - block * kLanes;
-    QUASAR_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      store_lanes<Isa>(outputs + (first + row) * weight.out + block * kLanes, totals[row], lanes);
-    }
+    float_block<Isa, kRows, kFormat>(product, first, block);
   }
 };
 
 template <class Isa, Format kFormat>
 void multiply_floats(const PackedWeight& weight, const float* inputs, int64_t rows, BlockRange range, float* outputs) {
-  for (int64_t block = range.begin; block < range.end; ++block) {
-    in_passes<Isa::kFloatRows>(rows, FloatPasses<Isa, kFormat>(weight, inputs, block, outputs));
-  }
+  over_blocks<Isa::kFloatRows, FloatPasses<Isa, kFormat>>(FloatProduct{weight, inputs, rows, outputs}, range);
 }
 
 template <class Isa>

@@ -28,7 +28,7 @@ Packed::Packed(Format format, int64_t out, int64_t in, int64_t group_size)
   view_.groups = (in + group_size - 1) / group_size;
   view_.group_columns = rounded_up(group_size, kColumns);
   view_.block_bytes = columns() / columns_in_unit(format) * kLanes * 4;
-  blocks_ = Buffer<uint8_t>(static_cast<size_t>(n_blocks() * view_.block_bytes));
+  blocks_ = Buffer<uint8_t>::beside_others(static_cast<size_t>(n_blocks() * view_.block_bytes));
   blocks_.fill_with_zeros();
   view_.blocks = blocks_.data();
 }
@@ -52,7 +52,7 @@ uint8_t Packed::get(int64_t row, int64_t column) const {
 }
 
 Buffer<float> Packed::by_lanes(const float* matrix) const {
-  Buffer<float> lanes(static_cast<size_t>(n_blocks() * view_.groups * kLanes));
+  Buffer<float> lanes = Buffer<float>::beside_others(static_cast<size_t>(n_blocks() * view_.groups * kLanes));
   lanes.fill_with_zeros();
   for (int64_t row = 0; row < view_.out; ++row) {
     for (int64_t group = 0; group < view_.groups; ++group) {

@@ -5,6 +5,10 @@
 
 #include <cstdint>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "row_kernels.hpp"
 
 // Loops over lanes and accumulators must be unrolled, so that these stay in registers.
@@ -130,6 +134,16 @@ QUASAR_INLINE Lanes load(const uint16_t* bfloat16) {
 }
 
 QUASAR_INLINE Lanes load(const int8_t* from) {
+#if defined(__AVX512F__)  // compilers widen bytes one by one
+  return bits<Lanes>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))));
+#elif defined(__AVX2__)
+  __m256 halves[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i));
+    halves[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(half));
+  }
+  return bits<Lanes>(halves);
+#endif
   ByteLanes values;
   __builtin_memcpy(&values, from, sizeof(values));
   return widen(values);

@@ -8,3 +8,8 @@ from quasar import hookimpl
 @hookimpl
 def quasar_kernels():
     return {"native": "quasar_native.kernel:NativeKernel"}
+
+
+@hookimpl
+def quasar_verifiers():
+    return {"native": "quasar_native.verifier:NativeVerifier"}

@@ -11,12 +11,16 @@ from native_models import FORMATS, SUPPORTED, in_format, model_of, plain_logits,
 from quasar import Pipeline
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
 from quasar.parity import logits_at_width
+from quasar.quantizers.layers import structure_copy
+from quasar.quantizers.linear import QuantizedLinear
 from quasar.testing import check_verifier
 from quasar.testing.models import tiny
 from quasar.types import EMPTY_DRAFT, Draft
 from quasar_native import _native
 from quasar_native.errors import ContextOverflowError
+from quasar_native.kernel import NativeKernel, checked_instructions
 from quasar_native.verifier import NativeVerifier
+from quasar_native.weights import Weights
 
 FAMILIES = (*SUPPORTED, "smollm3")
 CACHES = ("float32", "bfloat16", "int8")
@@ -153,6 +157,21 @@ def test_a_small_cache_changes_logits_by_its_rounding_alone(cache, tolerance):
     rounded = native(model_of("llama"), cache=cache).start(TOKENS[:40]).verify(Draft(TOKENS[40:])).logits
     difference = float((exact - rounded).square().mean().sqrt() / exact.std())
     assert 1e-4 < difference < tolerance
+
+
+def test_what_the_kernel_has_packed_is_shared():
+    """Not packed again for the engine, unless for other instructions; the logits are the same."""
+    packed = structure_copy(in_format("w8a8"))
+    for layer in packed.modules():
+        if isinstance(layer, QuantizedLinear):
+            layer.executor = NativeKernel(threads=1).prepare(layer.executor.weight)
+    down = packed.model.layers[0].mlp.down_proj
+    auto, portable = checked_instructions("auto"), "portable"
+    weights, _ = Weights(auto).projection([("down", down)])
+    assert weights == [down.executor.packed_for(auto)]
+    assert Weights(portable).projection([("down", down)])[0] != weights or auto == portable
+    logits = native(packed).start(TOKENS[:9]).verify(Draft(TOKENS[9:20])).logits
+    assert torch.equal(logits, native(in_format("w8a8")).start(TOKENS[:9]).verify(Draft(TOKENS[9:20])).logits)
 
 
 def test_hidden_states_come_where_they_are_asked_for():

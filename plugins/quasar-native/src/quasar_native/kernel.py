@@ -76,6 +76,10 @@ class NativeExecutor:
         self._linear.unpack(values, scales, zero_points)
         return QuantizedWeight(values, scales, zero_points, **self._fields)
 
+    def packed_for(self, instructions: str) -> _native.QuantizedLinear | None:
+        """The packed weight, if it is laid out for those instructions. It never changes, so it may be shared."""
+        return self._linear if self._options[1] == instructions else None
+
     def __call__(self, inputs: Tensor) -> Tensor:
         out, size = self._linear.shape
         rows = inputs.detach().reshape(-1, size).to(torch.float32).contiguous()

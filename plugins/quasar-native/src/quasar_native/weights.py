@@ -12,7 +12,7 @@ from quasar.errors import UnsupportedModelError
 from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.weight import QuantizedWeight
 from quasar_native import _native
-from quasar_native.kernel import pack
+from quasar_native.kernel import NativeExecutor, pack
 
 Matrix = QuantizedWeight | Tensor
 
@@ -39,7 +39,9 @@ class Weights:
         matrices = [_matrix(name, layer) for name, layer in layers]
         fused = [_join(matrices)] if _agree(matrices) else matrices
         self.formats.update(map(_format_of, fused))
-        return [self._pack(matrix) for matrix in fused], _bias([layer for _, layer in layers], matrices)
+        shared = _packed(layers[0][1], self._instructions) if len(layers) == 1 else None
+        packed = [self._pack(matrix) for matrix in fused] if shared is None else [shared]
+        return packed, _bias([layer for _, layer in layers], matrices)
 
     def _pack(self, matrix: Matrix) -> _native.Linear:
         if isinstance(matrix, QuantizedWeight):
@@ -58,6 +60,12 @@ def _matrix(name: str, layer: nn.Module) -> Matrix:
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise UnsupportedModelError(f"{name} is in {weight.dtype}")
     return weight.float() if weight.dtype == torch.float16 else weight
+
+
+def _packed(layer: nn.Module, instructions: str) -> _native.Linear | None:
+    """What the kernel ``native`` has packed already."""
+    executor = layer.executor if isinstance(layer, QuantizedLinear) else None
+    return executor.packed_for(instructions) if isinstance(executor, NativeExecutor) else None
 
 
 def _scheme(matrix: Matrix) -> tuple[object, ...]:

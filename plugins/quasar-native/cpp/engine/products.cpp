@@ -1,0 +1,25 @@
+#include "products.hpp"
+
+namespace quasar {
+
+void multiply(const Model& model, const Projection& projection, const float* inputs, int64_t rows, float* outputs) {
+  const float* bias = projection.bias.empty() ? nullptr : projection.bias.data();
+  for (const auto& part : projection.parts) {
+    const int64_t out = part->out();
+    part->multiply(inputs, rows, outputs, *model.pool);
+    for (int64_t row = 0; bias != nullptr && row < rows; ++row) model.kernels.add(outputs + row * out, bias, out);
+    outputs += rows * out;
+    if (bias != nullptr) bias += out;
+  }
+}
+
+Columns columns(const Projection& projection, float* outputs, int64_t rows, int64_t begin) {
+  for (const auto& part : projection.parts) {
+    if (begin < part->out()) return {outputs + begin, part->out()};
+    begin -= part->out();
+    outputs += rows * part->out();
+  }
+  return {nullptr, 0};
+}
+
+}  // namespace quasar

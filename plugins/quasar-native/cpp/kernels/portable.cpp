@@ -1,0 +1,129 @@
+// Products in plain loops over lanes, which any compiler makes vectors of.
+#include <cmath>
+#include <limits>
+
+#include "product.hpp"
+
+namespace quasar {
+namespace {
+
+struct Portable {
+  static constexpr int kChannelRows = 2;
+  static constexpr int kGroupRows = 2;
+  static constexpr int kFloatRows = 2;
+
+  struct Floats {
+    float lane[kLanes];
+  };
+  struct Weights {
+    uint8_t byte[kLanes * 4];
+  };
+  struct Sums {
+    uint32_t lane[kLanes];  // wraps around on the way; the end fits
+  };
+  struct Words {
+    uint32_t lane[kLanes];
+  };
+
+  template <class Operation>
+  static Floats map(const Operation& operation) {
+    Floats result;
+    for (int i = 0; i < kLanes; ++i) result.lane[i] = operation(i);
+    return result;
+  }
+
+  static Floats load(const float* from) {
+    return map([&](int i) { return from[i]; });
+  }
+  static void store(float* to, const Floats& values) {
+    for (int i = 0; i < kLanes; ++i) to[i] = values.lane[i];
+  }
+  static Floats broadcast(float value) {
+    return map([&](int) { return value; });
+  }
+  static Floats add(const Floats& a, const Floats& b) {
+    return map([&](int i) { return a.lane[i] + b.lane[i]; });
+  }
+  static Floats subtract(const Floats& a, const Floats& b) {
+    return map([&](int i) { return a.lane[i] - b.lane[i]; });
+  }
+  static Floats multiply(const Floats& a, const Floats& b) {
+    return map([&](int i) { return a.lane[i] * b.lane[i]; });
+  }
+  // Rounded twice where the others round once: without the instruction, rounding once takes a call.
+  static Floats fma(const Floats& a, const Floats& b, const Floats& c) {
+    return map([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+  }
+
+  static Weights load8(const uint8_t* unit) {
+    Weights weights;
+    std::memcpy(weights.byte, unit, sizeof weights.byte);
+    return weights;
+  }
+  static void load4(const uint8_t* unit, Weights& low, Weights& high) {
+    for (int i = 0; i < kLanes * 4; ++i) {
+      low.byte[i] = unit[i] & 15;
+      high.byte[i] = unit[i] >> 4;
+    }
+  }
+  static Sums no_sums() { return {}; }
+  static Sums dot(Sums sums, const Weights& weights, const int8_t* inputs) {
+    const int16_t input[4] = {inputs[0], inputs[1], inputs[2], inputs[3]};
+    for (int i = 0; i < kLanes; ++i) {
+      int32_t sum = 0;
+      for (int j = 0; j < 4; ++j) sum += int16_t(weights.byte[4 * i + j]) * input[j];
+      sums.lane[i] += static_cast<uint32_t>(sum);
+    }
+    return sums;
+  }
+  static Floats total(const Sums& sums, uint32_t correction) {
+    return map([&](int i) { return float(static_cast<int32_t>(sums.lane[i] + correction)); });
+  }
+
+  static Words load_words(const uint8_t* unit) {
+    Words words;
+    std::memcpy(words.lane, unit, sizeof words.lane);
+    return words;
+  }
+  static Floats lower_bf16(const Words& words) {
+    return map([&](int i) { return from_bits(words.lane[i] << 16); });
+  }
+  static Floats upper_bf16(const Words& words) {
+    return map([&](int i) { return from_bits(words.lane[i] & 0xffff0000u); });
+  }
+  template <int kShift, int kBits>
+  static Floats integers(const Words& words) {
+    return map([&](int i) { return float(static_cast<int32_t>(words.lane[i] >> kShift & ((1u << kBits) - 1))); });
+  }
+  static float from_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+
+  static float largest(const float* inputs, int64_t count) {
+    float largest = 0;
+    bool numbers = true;
+    for (int64_t i = 0; i < count; ++i) {
+      const float size = std::fabs(inputs[i]);
+      numbers &= size == size;
+      largest = size > largest ? size : largest;
+    }
+    return numbers ? largest : std::numeric_limits<float>::quiet_NaN();
+  }
+  static int32_t round(const float* inputs, int64_t count, float scale, int8_t* values) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const float quotient = inputs[i] / scale;
+      values[i] = static_cast<int8_t>(std::nearbyint(quotient < -127 ? -127 : quotient > 127 ? 127 : quotient));
+      sum += values[i];
+    }
+    return sum;
+  }
+};
+
+}  // namespace
+
+extern const Kernels kPortable = make_kernels<Portable>("portable");
+
+}  // namespace quasar

@@ -1,0 +1,104 @@
+"""The verifier ``native``: a whole decoder forward in one call of compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.protocols import Invariance, Need, Verifier, VerifySession
+from quasar.verifiers.causal_lm import CausalLMVerifier
+from quasar_native import _native
+from quasar_native.architecture import Architecture
+from quasar_native.kernel import checked_instructions, checked_threads
+from quasar_native.session import NativeSession
+from quasar_native.trial import check_agrees
+
+_CACHES = ("float32", "bfloat16", "int8")
+
+
+class NativeVerifier:
+    """Runs Llama, SmolLM, Mistral, Qwen2, Qwen3, Gemma 2 and Gemma 3, quantized or not, on the compiled engine.
+
+    A row of logits has the same bits at any width and any number of threads. Any other architecture is run by
+    transformers, as ``causal_lm`` does, with whatever kernels its layers have; ``describe()`` says so and why.
+
+    Args:
+        model: A transformers causal LM on the CPU. Its embedding is shared, other weights are packed copies.
+        threads: How many work on a forward; ``None``: as many as torch uses now.
+        cache: What keys and values are stored in: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+        instructions: As for :class:`quasar_native.kernel.NativeKernel`.
+
+    Raises:
+        InvalidRequestError: An option that cannot be honoured.
+        NumericalError: The model's logits are not finite.
+        UnsupportedModelError: transformers cannot run the model as a verifier either.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, threads: int | None = None, cache: str = "float32", instructions: str = "auto"
+    ) -> None:
+        if not isinstance(model, PreTrainedModel):
+            raise InvalidRequestError(f"the model is {model!r:.40}; give a transformers causal LM (…ForCausalLM)")
+        if cache not in _CACHES:
+            raise InvalidRequestError(f"cache={cache!r}; choose {', '.join(_CACHES)}")
+        self._cache, self._instructions = cache, checked_instructions(instructions)
+        n_threads = checked_threads(threads)
+        self._engine: _native.Model | None = None
+        self._fallback: CausalLMVerifier | None = None
+        self._description: dict[str, Any] = {}
+        try:
+            architecture = Architecture(model, n_threads, self._instructions)
+            check_agrees(architecture.engine, model, architecture.windows)
+        except UnsupportedModelError as error:
+            self._fall_back(model, str(error))
+        else:
+            self._use(architecture)
+
+    def _use(self, architecture: Architecture) -> None:
+        engine = self._engine = architecture.engine
+        self.vocab_size: int = engine.vocab
+        self.max_length: int | None = engine.max_length or None
+        self.invariance: Invariance = "bitwise"
+        self._description = {
+            "engine": "native",
+            "threads": engine.threads,
+            "cache": self._cache,
+            "instructions": self._instructions,
+            "products": architecture.formats,
+            "bytes_per_forward": engine.bytes(),
+        }
+
+    def _fall_back(self, model: PreTrainedModel, reason: str) -> None:
+        fallback = self._fallback = CausalLMVerifier(model)
+        self.vocab_size, self.max_length = fallback.vocab_size, fallback.max_length
+        self.invariance = fallback.invariance
+        self._description = {"engine": "transformers", "reason": reason}
+
+    def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> VerifySession:
+        """Begin a sequence.
+
+        Raises:
+            UnsupportedModelError: ``needs`` names what there is not.
+            InvalidRequestError: A prompt without a token, with one outside the vocabulary, or beyond the context.
+        """
+        if self._fallback is not None:
+            return self._fallback.start(prompt_ids, needs)
+        unknown = needs - {"logits", "hidden_states"}
+        if unknown:
+            raise UnsupportedModelError(f"the drafter needs {sorted(unknown)}; native has logits and hidden_states")
+        if not prompt_ids or not all(0 <= token_id < self.vocab_size for token_id in prompt_ids):
+            what = "is empty" if not prompt_ids else f"has ids outside 0…{self.vocab_size - 1}"
+            raise InvalidRequestError(f"the prompt {what}; give at least one token of the model's vocabulary")
+        assert self._engine is not None
+        return NativeSession(self._engine, self._cache, prompt_ids, "hidden_states" in needs)
+
+    def strict(self) -> Verifier:
+        """A verifier whose logits are bit-identical at any width: this one, unless transformers runs the model."""
+        return self if self._fallback is None else self._fallback.strict()
+
+    def describe(self) -> Mapping[str, Any]:
+        """What runs the model: ``engine`` is ``"native"``, or ``"transformers"`` with a ``reason``."""
+        return dict(self._description)

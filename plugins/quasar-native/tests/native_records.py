@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
-from quasar_native import _native
 
 from quasar.quantizers.weight import QuantizedWeight
+from quasar_native import _native
 
 INSTRUCTIONS = _native.available_instructions()
 ACTIVATIONS = ("none", "int8_per_token", "int8_per_group", "int8_static")

@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from native_records import ACTIVATIONS, FORMS, INSTRUCTIONS, THREADS, record, records, rows
-from quasar_native import _native
-from quasar_native.kernel import NativeKernel, pack, pool_of
-from quasar_native.plugin import quasar_kernels
 
 from quasar.errors import InvalidRequestError
 from quasar.kernels.activations import round_inputs
 from quasar.kernels.reference import ReferenceKernel
 from quasar.quantizers.weight import QuantizedWeight
+from quasar_native import _native
+from quasar_native.kernel import NativeKernel, pack, pool_of
+from quasar_native.plugin import quasar_kernels
 
 everywhere = pytest.mark.parametrize("instructions", INSTRUCTIONS)
 

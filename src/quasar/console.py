@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from quasar.types import GenerationResult
 
 
+NATIVE = "quasar-native"
+NATIVE_GAIN = "compiled kernels and a compiled verifier, with which CPUs decode several times as fast"
+
+
 def prepare_terminal() -> None:
     """Keep the bars of other libraries for people; tqdm reads the variable when it is imported."""
     if not sys.stderr.isatty():
@@ -185,9 +189,11 @@ def _row(kind: str, name: str, origin: Any, status: str, cause: str | None = Non
 
 
 def print_plugins(rows: list[dict[str, str | None]]) -> None:
-    """The rows in columns, then the causes."""
+    """The rows in columns, then the causes, and what is not there but would make a difference."""
     columns = ("kind", "name", "origin", "version", "status")
     _print_columns([column.upper() for column in columns], [[row[column] or "" for column in columns] for row in rows])
     for row in rows:
         if row.get("cause"):
             print(f"\n{row['status']}: {row['cause']}")
+    if not any(row["origin"] == NATIVE for row in rows):
+        print(f"\nnot installed: {NATIVE}, {NATIVE_GAIN}")

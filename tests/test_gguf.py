@@ -157,7 +157,7 @@ def test_a_copy_needs_the_file_by_name(folder, llama, monkeypatch):
     monkeypatch.chdir(folder)
     assert source_of(load_model("small.gguf").model) == folder / "small.gguf"
     assert source_of(twin) is None
-    with pytest.raises(InvalidRequestError, match=r"not loaded from a \.gguf file by name; .* gguf:file=PATH"):
+    with pytest.raises(UnsupportedModelError, match=r"not loaded from a \.gguf file by name; .* gguf:file=PATH"):
         GgufQuantizer().quantize(twin)
     quantized = GgufQuantizer(file=str(source_of(llama))).quantize(twin)
     assert apart(logits_of(quantized), logits_of(llama)) < 1e-5

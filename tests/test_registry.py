@@ -217,7 +217,11 @@ def test_an_unknown_name_is_refused_with_what_is_installed(kind, spec, fragments
         ("drafter", "ngram:min_n=4,max_n=3", "ngram: min_n=4 is greater than max_n=3"),
         ("drafter", "nested:drafter=(ngram:kk=5)", "has no option 'kk'; its options: k, max_n, min_n."),
         ("drafter", "nested:drafter=ngrm", "no drafter named 'ngrm'; installed: model ("),
-        ("drafter", "nested:drafter=(nested:quantizer=(w8a8:alhpa=0))", "has no option 'alhpa'; its options: smooth"),
+        (
+            "drafter",
+            "nested:drafter=(nested:quantizer=(w8a8:alhpa=0))",
+            "has no option 'alhpa'; its options: group, smooth",
+        ),
         ("drafter", "nested:quantizer=w8a9", "no quantizer named 'w8a9'; installed: gguf ("),
         ("drafter", "nested:verifier=(causal_ml)", "no verifier named 'causal_ml'; installed: causal_lm ("),
         ("drafter", "nested:verifier=5", "verifier=int object: give a spec string, or a function"),

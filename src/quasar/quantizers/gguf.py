@@ -68,8 +68,8 @@ class GgufQuantizer:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`. Calibration is not used.
 
         Raises:
-            InvalidRequestError: There is no file to read, or a layer of the model is not what the file stores.
-            UnsupportedModelError: The file stores no layer as blocks of a type that is known here.
+            InvalidRequestError: A layer of the model is not what the file stores.
+            UnsupportedModelError: There is no file to read, or it stores no layer as blocks of a type that is known here.
         """
         layers = self._assembly.choose(model)
         file = GgufFile(self._path_for(model), model)
@@ -99,7 +99,7 @@ class GgufQuantizer:
     def _path_for(self, model: nn.Module) -> Path:
         path = self._file or source_of(model)
         if path is None:
-            raise InvalidRequestError(
+            raise UnsupportedModelError(
                 "gguf: this model was not loaded from a .gguf file by name; say which file its weights are from, "
                 "as in gguf:file=PATH"
             )

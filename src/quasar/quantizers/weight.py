@@ -73,8 +73,8 @@ class QuantizedWeight:
         return attrs.evolve(self, **moved)
 
     def dequantize(self) -> Tensor:
-        """``[out, in]`` float32; column j multiplies input j."""
-        groups = _in_groups(self.values.to(torch.float32), self.group_size)
+        """``[out, in]`` float32, contiguous; column j multiplies input j."""
+        groups = _in_groups(self.values.to(torch.float32, memory_format=torch.contiguous_format), self.group_size)
         if self.zero_points is not None:
             groups = groups - self.zero_points.unsqueeze(-1)
         columns = (groups * self.scales.unsqueeze(-1)).flatten(1)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from quasar.errors import UnsupportedModelError
 from quasar.plugins import KINDS, normalized
 from quasar.registry import default_registry
 from quasar.testing import check_drafter, check_policy, check_quantizer, check_verifier
@@ -47,7 +48,10 @@ def test_conforms(kind: str, spec: str) -> None:
     """It keeps its protocol."""
     if missing := required_options(kind, spec):
         pytest.skip(f"{kind} {spec} needs options: --quasar-check {kind}={spec}:{missing[0]}=…")
-    CHECKS[kind](spec)
+    try:
+        CHECKS[kind](spec)
+    except UnsupportedModelError as error:  # none of the check's own models is of its kind
+        pytest.skip(f"{kind} {spec} needs models of yours, checked by its function in quasar.testing: {error}")
 
 
 def required_options(kind: str, spec: str) -> list[str]:

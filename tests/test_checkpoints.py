@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -16,11 +17,12 @@ from safetensors.torch import load_file, save_file
 
 from quasar import Pipeline
 from quasar.checkpoints import loading
+from quasar.checkpoints.own import description_checksum
 from quasar.checkpoints.packing import pack, unpack
 from quasar.checkpoints.saving import save_quantized
 from quasar.cli import cli
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, UnsupportedModelError
-from quasar.inspection import tensor_bytes
+from quasar.inspection import inspect_model, tensor_bytes
 from quasar.models import load_model
 from quasar.plugins import Entry, LoadedPlugin, Origin, load_plugins
 from quasar.quantizers.hqq import HqqQuantizer
@@ -156,7 +158,7 @@ def test_a_named_kernel_executes_the_loaded_model_too(tmp_path):
     saved(tmp_path, tiny("llama"), kernel="reference")
     layers = quantized_layers(load_model(str(tmp_path)).model).values()
     assert {layer.kernel for layer in layers} == {"reference"}
-    edit_json(tmp_path / "config.json", lambda config: config["quantization_config"].update(kernel="gone"))
+    change_description(lambda description: description.update(kernel="gone"))(tmp_path)
     with pytest.raises(InvalidRequestError, match="no kernel named 'gone'"):
         load_model(str(tmp_path))
 
@@ -182,8 +184,14 @@ def change_tensors(change):
     return changed
 
 
-def change_description(change):
-    return lambda folder: edit_json(folder / "config.json", lambda config: change(config["quantization_config"]))
+def change_description(change, *, signed=True):
+    def changed(config):
+        description = config["quantization_config"]
+        change(description)
+        if signed:
+            description["checksum"] = description_checksum(description)
+
+    return lambda folder: edit_json(folder / "config.json", changed)
 
 
 def replace_weights_by_a_pickle(folder):
@@ -199,12 +207,23 @@ DAMAGES = {
     "a pickle": (replace_weights_by_a_pickle, "pytorch_model.bin would be a pickle"),
     "a tensor less": (change_tensors(lambda tensors: tensors.pop(f"{UP}.scales")), f"{UP}.scales is missing"),
     "a norm less": (change_tensors(lambda tensors: tensors.pop("model.norm.weight")), "model.norm.weight is missing"),
-    "a tensor more": (change_tensors(lambda t: t.update(extra=torch.ones(1))), "the model has no extra"),
-    "a layer described": (change_description(lambda d: d["layers"].pop(UP)), f"the model has no {UP}"),
+    "a tensor more": (change_tensors(lambda t: t.update(extra=torch.ones(1))), "extra is stored, but not in the descr"),
+    "a description": (change_description(lambda d: d["layers"].pop(UP), signed=False), "is damaged or was edited"),
+    "a layer not described": (change_description(lambda d: d["layers"].pop(UP)), f"the model has no {UP}"),
+    "a layer too many": (
+        change_description(lambda d: d["layers"].update(nowhere=d["layers"][UP])),
+        "the model has no linear layer nowhere, which the checkpoint describes",
+    ),
+    "another rounding": (
+        change_description(lambda d: d["layers"][UP].update(activations="int8")),
+        "activations='int8'",
+    ),
+    "17 bits": (change_description(lambda d: d["layers"][UP].update(bits=17)), "bits=17, expected an integer from 1"),
+    "a list": (change_description(lambda d: d.update(shared=[1])), "is not what it says: AttributeError"),
     "other bits": (change_description(lambda d: d["layers"][UP].update(packed=5)), f"layer {UP} is not stored as"),
     "no bits": (change_description(lambda d: d["layers"][UP].pop("bits")), f"layer {UP} is not stored as"),
     "another version": (change_description(lambda d: d.update(version=2)), "version 2 .* reads version 1"),
-    "no layers": (change_description(lambda d: d.pop("layers")), "lists no layers"),
+    "no layers": (change_description(lambda d: d.pop("layers"), signed=False), "is damaged or was edited"),
     "no JSON": (lambda folder: (folder / "config.json").write_text("{"), r"config.json cannot be read"),
     "a JSON list": (lambda folder: (folder / "config.json").write_text("[]"), "expected a JSON object"),
     "another model": (
@@ -394,12 +413,100 @@ def test_a_format_of_a_third_party_is_read(tmp_path, halved, family, shards):
     ("file", "method"), [("quantize_config.json", "gptq"), ("quant_config.json", "awq")], ids=["gptq", "awq"]
 )
 def test_descriptions_where_older_tools_wrote_them_are_found(tmp_path, file, method):
-    """And a format that nothing reads is named, with what would do."""
+    """And a format that nothing reads is named, with what would do; transformers would make weights up."""
     write_halved(tmp_path, tiny("llama"), old_file=file)
-    with pytest.raises(
-        CheckpointError, match=rf"lacks model.layers.0.* quantized by '{method}', and what is installed reads .*quasar"
-    ):
+    message = rf"it is quantized by '{method}', and the plug-ins that are loaded read quasar; install .*quasar-{method}"
+    with pytest.raises(ModelNotFoundError, match=message):
         load_model(str(tmp_path))
+
+
+def test_a_model_that_transformers_would_load_without_saying_that_it_is_quantized_is_refused(tmp_path):
+    """It would be quantized once more, and ``exact_to="full"`` would claim what is not so."""
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", lambda config: config.update(quantization_config={"quant_method": "fp8"}))
+    with pytest.raises(ModelNotFoundError, match="it is quantized by 'fp8'"):
+        load_model(str(tmp_path))
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path):
+    """transformers would, with a warning."""
+    tiny("llama").save_pretrained(tmp_path)
+    change_tensors(lambda tensors: tensors.pop("model.norm.weight"))(tmp_path)
+    with pytest.raises(CheckpointError, match=r"lacks model.norm.weight \(1 such names\)"):
+        load_model(str(tmp_path))
+
+
+def test_the_precision_of_buffers_is_that_of_the_saved_model(tmp_path):
+    """Also where a dtype is asked for: transformers computes rotary frequencies in float32 for every model."""
+    tiny("llama").to(torch.bfloat16).save_pretrained(tmp_path / "full")
+    quantized = saved(tmp_path / "out", load_model(str(tmp_path / "full"), dtype="bfloat16").model)
+    loaded = load_model(str(tmp_path / "out"), dtype="bfloat16").model
+    assert loaded.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(logits(loaded), logits(quantized))
+
+
+def test_the_implementation_of_attention_is_kept(tmp_path):
+    """Another one sums in another order."""
+    quantized = saved(tmp_path, tiny("llama", attention="eager"))
+    loaded = load_model(str(tmp_path)).model
+    assert loaded.config._attn_implementation == "eager"
+    assert torch.equal(logits(loaded), logits(quantized))
+
+
+def test_what_cannot_be_loaded_again_is_not_saved(tmp_path):
+    """A name that means something else, a layer with two names, a description that is no JSON; all before writing."""
+    model = tiny("llama")
+    quantized = W8A8Quantizer().quantize(model)
+    with pytest.raises(InvalidRequestError, match=r"taken for a .gguf file"):
+        save_quantized(tmp_path / "x.gguf", quantized)
+    with pytest.raises(InvalidRequestError, match="description is not JSON"):
+        save_quantized(tmp_path / "new" / "x", quantized, description={"a": object()})
+    quantized.model.layers[1].mlp = quantized.model.layers[0].mlp
+    with pytest.raises(UnsupportedModelError, match=r"model.layers.1.mlp.\w+ is a layer that has another name too"):
+        save_quantized(tmp_path / "x", quantized)
+    assert not list(tmp_path.iterdir())
+
+
+def test_generation_settings_are_saved_as_they_are(tmp_path):
+    """Also those that transformers would refuse to save."""
+    model = tiny("llama")
+    model.generation_config.temperature = 0.5
+    saved(tmp_path, model)
+    assert load_model(str(tmp_path)).model.generation_config.temperature == 0.5
+
+
+def test_a_failure_in_moving_leaves_an_empty_folder_empty(tmp_path, monkeypatch):
+    """It may be a mount with too little room."""
+    quantized = W8A8Quantizer().quantize(tiny("llama"))
+    moved = []
+
+    def move(source, target):
+        if moved:
+            raise OSError(28, "No space left on device")
+        moved.append(shutil.copy(source, target))
+
+    monkeypatch.setattr("quasar.checkpoints.saving.shutil.move", move)
+    (tmp_path / "mount").mkdir()
+    with pytest.raises(InvalidRequestError, match="No space left"):
+        save_quantized(tmp_path / "mount", quantized)
+    assert moved
+    assert not list((tmp_path / "mount").iterdir())
+
+
+def test_inspect_says_how_a_saved_model_was_quantized(tmp_path):
+    """From its description."""
+    saved(tmp_path, tiny("llama"), alpha=0.25)
+    assert inspect_model(str(tmp_path))["quantizer"]["alpha"] == 0.25
+
+
+def test_an_index_names_files_of_the_folder_alone(tmp_path, halved):
+    """Nothing is read from elsewhere."""
+    write_halved(tmp_path, tiny("llama"), shards=2)
+    for places in ({"a": "../model-0.safetensors"}, {"a": 1}, [1], None):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        with pytest.raises(CheckpointError, match=r"no file of the folder|no weight_map from names to files"):
+            load_model(str(tmp_path))
 
 
 def test_what_a_format_refuses_is_said_in_its_words(tmp_path, halved):

@@ -138,7 +138,7 @@ def print_saved(report: dict[str, Any], folder: Path) -> None:
     full, quantized = report["full_bytes"], report["quantized_bytes"]
     print(f"{len(report['layers'])} layers quantized, {len(report['skipped'])} weights left as they are")
     print(f"{full / 1e6:.1f} MB before, {quantized / 1e6:.1f} MB after, in {folder}")
-    print(f"use it with: quasar generate --model {folder} …")
+    print(f"use it with: quasar generate --model {folder.absolute()} …")
 
 
 def _print_sensitivity(report: dict[str, Any]) -> None:

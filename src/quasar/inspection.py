@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from torch import nn
 
+from quasar.checkpoints.loading import quantization_described
 from quasar.errors import InvalidRequestError
 from quasar.models import load_model
 from quasar.plan import Plan
@@ -53,6 +54,7 @@ def report_of(quantizer: Quantizer, model: nn.Module, quantized: nn.Module) -> d
     description = dict(quantizer.describe())
     layers, skipped = description.pop("layers", []), description.pop("skipped", [])
     if comes_quantized := bool(quantized_layers(model)):
+        description = quantization_described(model) or description
         layers = [attrs.asdict(layer) for layer in _found(quantized)]
         skipped = [attrs.asdict(part) for part in skipped_weights(quantized, set(quantized_layers(quantized)), {})]
     return {

@@ -14,7 +14,7 @@ from huggingface_hub import snapshot_download
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from quasar.checkpoints.loading import hint_for, is_readable, load_quantized, quantization_of
+from quasar.checkpoints.loading import hint_for, load_quantized, quantization_of
 from quasar.checkpoints.own import METHOD
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, QuasarError
 
@@ -57,19 +57,16 @@ def load_model(
     quantization = _quantization_of(arguments)
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments) if _has_tokenizer(arguments) else None
-        if quantization is not None and is_readable(quantization):
-            keeps_its_own = dtype is None and quantization["quant_method"] == METHOD
-            stored = number if isinstance(number, torch.dtype) and not keeps_its_own else None
-            return LoadedModel(name, load_quantized(_folder_of(name), quantization, stored, place), tokenizer)
+        if quantization is not None:
+            return LoadedModel(name, _load_quantized(name, quantization, dtype, place), tokenizer)
         loading: Any = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number, output_loading_info=True)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, QuasarError):
             raise
-        reason = _first_line(error) + hint_for(quantization)
-        raise ModelNotFoundError(f"model {name!r} cannot be loaded: {reason}") from error
+        raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
     model, found = loading
     if missing := sorted(found["missing_keys"]):  # transformers makes them up, with a warning
-        raise CheckpointError(f"model {name!r} lacks {missing[0]} ({len(missing)} such names){hint_for(quantization)}")
+        raise CheckpointError(f"model {name!r} lacks {missing[0]} ({len(missing)} such names)")
     if "gguf_file" in arguments:
         _sources[model] = Path(arguments["pretrained_model_name_or_path"], arguments["gguf_file"]).absolute()
     return LoadedModel(name, model.to(place).eval(), tokenizer)
@@ -86,6 +83,23 @@ def _quantization_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
         return getattr(AutoConfig.from_pretrained(str(folder)), "quantization_config", None)
     except (OSError, ValueError):
         return None
+
+
+def _load_quantized(
+    name: str, quantization: Mapping[str, Any], dtype: str | torch.dtype | None, place: torch.device
+) -> PreTrainedModel:
+    """Through a format that is installed, and not by transformers, which would hide that the model is quantized."""
+    if hint := hint_for(quantization):
+        raise ModelNotFoundError(f"model {name!r} cannot be loaded: {hint}")
+    number = _as_dtype(dtype, place)
+    keeps_its_own = dtype is None and quantization["quant_method"] == METHOD
+    stored = number if isinstance(number, torch.dtype) and not keeps_its_own else None
+    try:
+        return load_quantized(_folder_of(name), quantization, stored, place)
+    except QuasarError:
+        raise
+    except Exception as error:  # whatever a file may hold that nobody thought of
+        raise CheckpointError(f"model {name!r} is not what it says: {type(error).__name__}: {error}") from error
 
 
 def _folder_of(name: str) -> Path:

@@ -24,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds {type(content).__name__}, expected a JSON object")
@@ -40,8 +40,10 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __init__(self, folder: Path) -> None:
         index = folder / f"{WEIGHTS}.index.json"
-        named = sorted(set(read_json(index).get("weight_map", {}).values())) if index.is_file() else [WEIGHTS]
+        named = _files_of(index) if index.is_file() else [WEIGHTS]
         self._places: dict[str, tuple[Path, Any]] = {}
+        if foreign := [name for name in named if Path(name).name != name]:
+            raise CheckpointError(f"{index} names {foreign[0]!r}, which is no file of the folder")
         for path in (folder / name for name in named):
             file = _opened(path)
             self._places |= dict.fromkeys(file.keys(), (path, file))
@@ -59,6 +61,13 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+def _files_of(index: Path) -> list[str]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise CheckpointError(f"{index} has no weight_map from names to files")
+    return sorted(set(places.values()))
 
 
 def _opened(path: Path) -> Any:

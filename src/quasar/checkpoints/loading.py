@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ from quasar.registry import default_registry
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where tools wrote what stands in ``config.json`` now."""
 
+_COMPUTED = (".inv_freq", ".masked_bias")
+"""Buffers that older versions of transformers stored and newer ones compute."""
+
+_descriptions: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
+
 
 def quantization_of(folder: Path) -> dict[str, Any] | None:
     """The ``quantization_config`` of a checkpoint; ``None`` for a model in full precision.
@@ -35,8 +41,8 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
         CheckpointError: A file that is no JSON object.
     """
     found = read_json(folder / CONFIG).get("quantization_config")
-    if isinstance(found, dict):
-        return found
+    if found is not None:
+        return found if isinstance(found, dict) else {"quant_method": found}
     for name, method in _OLD_FILES.items():
         if (folder / name).is_file():
             return {"quant_method": method, **read_json(folder / name)}
@@ -45,15 +51,18 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
 
 def is_readable(quantization: Mapping[str, Any]) -> bool:
     """Whether something that is installed reads such a checkpoint."""
-    return quantization.get("quant_method") in _formats()
+    return str(quantization.get("quant_method")) in _formats()
 
 
 def hint_for(quantization: Mapping[str, Any] | None) -> str:
-    """What to add to the message that a model cannot be loaded, if it is that it is quantized."""
-    if quantization is None:
+    """What a user can do about a model that is quantized in a way that nothing reads; empty for any other."""
+    if quantization is None or is_readable(quantization):
         return ""
     method = quantization.get("quant_method")
-    return f"; it is quantized by {method!r}, and what is installed reads {', '.join(_formats())}"
+    return (
+        f"it is quantized by {method!r}, and the plug-ins that are loaded read {', '.join(_formats())}; install one "
+        f"that reads it (quasar-{method}, say), or give the full model"
+    )
 
 
 def _formats() -> list[str]:
@@ -74,17 +83,24 @@ def load_quantized(
         InvalidRequestError: The format does not know how a layer is stored.
     """
     form: CheckpointFormat = default_registry().build("checkpoint", quantization["quant_method"], dict(quantization))
+    own = form if isinstance(form, OwnFormat) else None
     stored = TensorFiles(folder)
-    model = _empty_model(folder, dtype)
-    if isinstance(form, OwnFormat):
-        form.check(stored)
-        _wrap_norms(model, form.shifted_norms)
+    if own is not None:
+        own.check(stored)
+    model = _empty_model(folder, dtype, None if own is None else own.attention)
+    if own is not None:
+        _wrap_norms(model, own.shifted_norms)
     read = _place_layers(model, form, stored, device)
     untie_quantized_head(model)
     full = {name: stored[name] for name in stored if name not in read}
-    if isinstance(form, OwnFormat):
-        full |= {name: full[source] for name, source in form.shared.items()}
-    _fill(model, full, None if isinstance(form, OwnFormat) and dtype is None else model.dtype)
+    if own is not None:
+        full |= {name: full[source] for name, source in own.shared.items()}
+    else:
+        full = {name: tensor for name, tensor in full.items() if not name.endswith(_COMPUTED)}
+    _fill(model, full, None if own is not None and dtype is None else model.dtype)
+    if own is not None and (lost := sorted(own.layers.keys() - quantized_layers(model).keys())):
+        raise CheckpointError(f"the model has no linear layer {lost[0]}, which the checkpoint describes")
+    _descriptions[model] = quantization.get("quantizer") or {"quantizer": quantization["quant_method"]}
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     placed: nn.Module = model
@@ -92,7 +108,12 @@ def load_quantized(
     return model
 
 
-def _empty_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+def quantization_described(model: nn.Module) -> dict[str, Any]:
+    """What a checkpoint says of how its model was quantized; nothing for a model from elsewhere."""
+    return dict(_descriptions.get(model, {}))
+
+
+def _empty_model(folder: Path, dtype: torch.dtype | None, attention: str | None) -> PreTrainedModel:
     """Memory that nothing has written to: what is replaced or assigned later never takes any."""
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -100,7 +121,7 @@ def _empty_model(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
             del config.quantization_config  # the model in memory is Quasar's business, not transformers'
         with no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                config, dtype=dtype or config.dtype
+                config, dtype=dtype or config.dtype, attn_implementation=attention
             )
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / CONFIG} describes no causal LM: {error}") from error
@@ -151,6 +172,8 @@ def _bias_of(layer: Layer, parts: Mapping[str, Tensor], device: torch.device) ->
     bias = parts.get("bias")
     if layer.bias is not None and bias is None:
         raise CheckpointError(f"{layer.name}.bias is missing from the checkpoint")
+    if bias is not None and (not bias.is_floating_point() or bias.shape != layer.weight.shape[:1]):
+        raise CheckpointError(f"{layer.name}.bias is stored as {bias.dtype} {list(bias.shape)}")
     if bias is None or (layer.bias is None and not bias.any()):
         return None  # some tools write zeros for every layer
     return bias.to(device, layer.weight.dtype)
@@ -158,15 +181,18 @@ def _bias_of(layer: Layer, parts: Mapping[str, Tensor], device: torch.device) ->
 
 def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
     """Assign what is stored in full, floating tensors in ``dtype`` (``None``: as they are), and tie what is tied."""
-    expected = {**model.state_dict(), **dict(model.named_buffers())}
-    ignored = [name for name in tensors if name not in expected and _may_be_left_over(name)]
-    if foreign := sorted(tensors.keys() - expected.keys() - set(ignored)):
+    buffers = dict(model.named_buffers())
+    expected = {**model.state_dict(), **buffers}
+    if foreign := sorted(tensors.keys() - expected.keys()):
         raise CheckpointError(f"the model has no {foreign[0]}, which the checkpoint stores ({len(foreign)} such names)")
-    for name in tensors.keys() & expected.keys():
-        if tensors[name].shape != expected[name].shape:
-            shapes = f"{list(tensors[name].shape)}, the model has {list(expected[name].shape)}"
-            raise CheckpointError(f"{name} is stored as {shapes}")
-    chosen = {name: _cast(tensors[name], dtype) for name in tensors.keys() & expected.keys()}
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape or tensor.is_floating_point() != expected[name].is_floating_point():
+            raise CheckpointError(
+                f"{name} is stored as {tensor.dtype} {list(tensor.shape)}, the model has {expected[name].dtype} "
+                f"{list(expected[name].shape)}"
+            )
+    # Buffers keep their precision: transformers computes them in float32 whatever the dtype of the model.
+    chosen = {name: tensor if name in buffers else _cast(tensor, dtype) for name, tensor in tensors.items()}
     model.load_state_dict(chosen, strict=False, assign=True)
     for name in chosen.keys() - model.state_dict().keys():  # a buffer that a model computes, and that was saved
         owner, _, buffer = name.rpartition(".")
@@ -174,11 +200,6 @@ def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor], dtype: torch.dt
     model.requires_grad_(False)
     model.tie_weights()
     _check_complete(model, chosen)
-
-
-def _may_be_left_over(name: str) -> bool:
-    """Buffers that older versions stored and newer ones compute; biases of zeros for layers without one."""
-    return name.endswith((".inv_freq", ".masked_bias"))
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

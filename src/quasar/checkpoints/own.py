@@ -7,6 +7,7 @@ activations and checksums layer by layer. Values of few bits are packed.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +36,12 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(contents) if tensor.numel() else 0
 
 
+def description_checksum(description: Mapping[str, Any]) -> int:
+    """CRC-32 of a description, but for the checksum itself."""
+    content = {key: value for key, value in description.items() if key != "checksum"}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
 class OwnFormat:
     """Reads what :mod:`quasar.checkpoints.saving` wrote.
 
@@ -42,24 +49,31 @@ class OwnFormat:
         config: The description.
 
     Raises:
-        CheckpointError: It is of another version, or has no layers.
+        CheckpointError: It is of another version, or is not what was written.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        if (version := config.get("version")) != VERSION:
+        version = config.get("version")
+        if version != VERSION or isinstance(version, bool):
             raise CheckpointError(
                 f"the model was saved in version {version!r} of the format, this Quasar reads version {VERSION}"
             )
-        if not isinstance(config.get("layers"), Mapping):
-            raise CheckpointError("the description of the quantized model (config.json) lists no layers")
-        self.kernel = config.get("kernel", "auto")
-        self.shared: Mapping[str, str] = config.get("shared", {})
-        self.shifted_norms: Sequence[str] = config.get("shifted_norms", ())
-        self._layers = config["layers"]
-        self._checksums: Mapping[str, int] = config.get("checksums", {})
+        if config.get("checksum") != description_checksum(config):
+            raise CheckpointError(
+                "the description of the quantized model (quantization_config in config.json) is damaged or was edited: "
+                "its checksum is not the one that it states"
+            )
+        self.kernel: str = config["kernel"]
+        self.attention: str | None = config["attention"]
+        self.shared: Mapping[str, str] = config["shared"]
+        self.shifted_norms: Sequence[str] = config["shifted_norms"]
+        self.layers: Mapping[str, Any] = config["layers"]
+        self._checksums: Mapping[str, int] = config["checksums"]
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise :class:`CheckpointError` naming the first tensor that is missing or whose bytes have changed."""
+        """Raise :class:`CheckpointError` naming the first tensor that is missing, too many, or has changed."""
+        if foreign := sorted(tensors.keys() - self._checksums.keys()):
+            raise CheckpointError(f"{foreign[0]} is stored, but not in the description ({len(foreign)} such names)")
         for name, expected in self._checksums.items():
             if name not in tensors:
                 raise CheckpointError(f"{name} is missing from the checkpoint")
@@ -68,7 +82,7 @@ class OwnFormat:
 
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight | None:
         """See :class:`quasar.protocols.CheckpointFormat`."""
-        if (layer := self._layers.get(name)) is None:
+        if (layer := self.layers.get(name)) is None:
             return None
         try:
             parts = {part: tensor for part, tensor in tensors.items() if part != "bias"}

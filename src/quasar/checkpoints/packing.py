@@ -39,4 +39,6 @@ def unpack(stored: Tensor, *, packed: int, lowest: int, columns: int) -> Tensor:
         raise ValueError(f"{stored.dtype} values with {packed} bits each")
     shifts = range(0, 8, packed)
     values = torch.stack([stored >> shift & (2**packed - 1) for shift in shifts], dim=2).flatten(1)
+    if not -(-columns * packed // 8) == stored.shape[1]:
+        raise ValueError(f"{columns} columns in rows of {stored.shape[1]} bytes")
     return (values[:, :columns].to(torch.int16) + lowest).to(torch.int8)

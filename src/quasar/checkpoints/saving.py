@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from quasar.checkpoints.files import CONFIG, WEIGHTS
-from quasar.checkpoints.own import METHOD, VERSION, checksum, stored_layer
+from quasar.checkpoints.own import METHOD, VERSION, checksum, description_checksum, stored_layer
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.quantizers.linear import quantized_layers
 from quasar.quantizers.shifting import ShiftedNorm
@@ -42,19 +42,33 @@ def save_quantized(
     """
     target = Path(folder).expanduser()
     check_target(target)
-    if not quantized_layers(model):
-        raise UnsupportedModelError(f"{type(model).__name__} has no quantized layer; save it with transformers")
+    _check_savable(model)
+    try:
+        own = json.loads(json.dumps(description or {}))
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"the description is not JSON-serialisable: {error}") from error
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as unfinished:
-            _write(Path(unfinished), model, tokenizer, dict(description or {}))
+            _write(Path(unfinished), model, tokenizer, own)
             _move(Path(unfinished), target)
     except OSError as error:
         raise InvalidRequestError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
+def _check_savable(model: PreTrainedModel) -> None:
+    layers = quantized_layers(model)
+    if not layers:
+        raise UnsupportedModelError(f"{type(model).__name__} has no quantized layer; save it with transformers")
+    everywhere = [name for name, module in model.named_modules(remove_duplicate=False) if module in layers.values()]
+    if twice := sorted(set(everywhere) - layers.keys()):
+        raise UnsupportedModelError(f"{twice[0]} is a layer that has another name too; such a model cannot be saved")
+
+
 def check_target(folder: Path) -> None:
     """Raise where :func:`save_quantized` would refuse the folder."""
+    if folder.suffix == ".gguf":
+        raise InvalidRequestError(f"{folder} would be taken for a .gguf file; give the folder another name")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InvalidRequestError(f"{folder} exists and is not empty; give a folder that is new")
 
@@ -70,7 +84,7 @@ def _write(
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = model.config.to_dict() | {"dtype": str(model.dtype).removeprefix("torch.")}
     config["architectures"] = [type(model).__name__]
-    config["quantization_config"] = {
+    written = {
         "quant_method": METHOD,
         "version": VERSION,
         "versions": _versions(),
@@ -79,12 +93,14 @@ def _write(
         "layers": layers,
         "shared": shared,
         "shifted_norms": [name for name, module in model.named_modules() if isinstance(module, ShiftedNorm)],
+        "attention": model.config._attn_implementation,
         "checksums": {name: checksum(tensor) for name, tensor in tensors.items()},
     }
+    config["quantization_config"] = {**written, "checksum": description_checksum(written)}
     (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
     shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors gives nobody else a right to read
     if model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+        model.generation_config.to_json_file(folder / "generation_config.json")  # as it is: not validated
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
@@ -114,7 +130,14 @@ def _versions() -> dict[str, str]:
 
 
 def _move(unfinished: Path, target: Path) -> None:
-    """An empty folder stays the one that it was: it may be a mount, or belong to somebody else."""
+    """All files or none. An empty folder stays the one that it was: it may be a mount, or belong to somebody else."""
     target.mkdir(exist_ok=True)
-    for path in sorted(unfinished.iterdir(), key=lambda path: path.name == CONFIG):
-        shutil.move(str(path), target / path.name)
+    moved: list[Path] = []
+    try:
+        for path in sorted(unfinished.iterdir(), key=lambda path: path.name == CONFIG):
+            moved.append(target / path.name)
+            shutil.move(str(path), moved[-1])
+    except OSError:
+        for path in moved:
+            path.unlink(missing_ok=True)
+        raise

@@ -69,7 +69,7 @@ class GgufQuantizer:
 
         Raises:
             InvalidRequestError: A layer of the model is not what the file stores.
-            UnsupportedModelError: There is no file to read, or it stores no layer as blocks of a type that is known here.
+            UnsupportedModelError: There is no file to read, or it has no layer in blocks of a type that is known here.
         """
         layers = self._assembly.choose(model)
         file = GgufFile(self._path_for(model), model)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from quasar.errors import InvalidRequestError
 from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.layers import Layer
-from quasar.quantizers.options import check_activations, check_group, check_group_option
+from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
 from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
 
 _BITS = (8, 4, 3, 2)
@@ -51,8 +51,7 @@ class HqqQuantizer:
         exclude: str = "",
         kernel: str = "auto",
     ) -> None:
-        if bits not in _BITS or isinstance(bits, bool):
-            raise InvalidRequestError(f"hqq: bits={bits!r}, expected one of {', '.join(map(str, _BITS))}")
+        check_bits("hqq", bits, _BITS)
         check_group_option("hqq", group)
         if axis not in (0, 1) or isinstance(axis, bool):
             raise InvalidRequestError(f"hqq: axis={axis!r}, expected 0 or 1")

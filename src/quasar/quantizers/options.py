@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quasar.errors import InvalidRequestError
 from quasar.quantizers.layers import Layer
 from quasar.quantizers.weight import ActivationScheme
@@ -10,6 +12,12 @@ ACTIVATIONS: tuple[ActivationScheme, ...] = ("none", "int8_per_token", "int8_per
 """Roundings of inputs that need no calibration."""
 
 _USUAL = (16, 32, 64, 128, 256)
+
+
+def check_bits(who: str, bits: object, choices: Sequence[int]) -> None:
+    """Raise :class:`InvalidRequestError` where ``bits`` is none of the integers in ``choices``."""
+    if not isinstance(bits, int) or isinstance(bits, bool) or bits not in choices:
+        raise InvalidRequestError(f"{who}: bits={bits!r}, expected one of {', '.join(map(str, choices))}")
 
 
 def check_group_option(who: str, group: object) -> None:

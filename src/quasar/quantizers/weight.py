@@ -6,7 +6,7 @@ its own, and a new kernel serves all quantizers.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 import torch
@@ -91,15 +91,27 @@ def _fault_of(weight: QuantizedWeight) -> str | None:
     out, size = values.shape
     if scales.dim() != 2 or scales.shape[0] != out or scales.shape[1] == 0 or size % scales.shape[1]:
         return f"scales {list(scales.shape)}, expected [{out}, groups] with a number of groups that divides {size}"
+    if any(part is not None and part.dtype != torch.float32 for part in (scales, zero_points, weight.input_scale)):
+        return "scales, zero_points and input_scale are float32"
+    if not isinstance(weight.bits, int) or isinstance(weight.bits, bool) or weight.bits not in range(1, 9):
+        return f"bits={weight.bits!r}, expected an integer from 1 to 8"
+    if weight.activations not in get_args(ActivationScheme):
+        return f"activations={weight.activations!r}, expected one of {', '.join(get_args(ActivationScheme))}"
     if zero_points is not None and zero_points.shape != scales.shape:
         return f"zero_points {list(zero_points.shape)}, expected {list(scales.shape)} as the scales"
     if order is not None and (order.dtype != torch.int64 or order.shape != (size,)):
         return f"input_order is {order.dtype} {list(order.shape)}, expected int64 [{size}]"
+    if order is not None and order.device.type != "meta" and not torch.equal(order.sort().values, _upto(size, order)):
+        return f"input_order is no permutation of 0…{size - 1}"
     if order is not None and weight.activations == "int8_per_group":
         return "input_order with int8_per_group: a group's inputs would not lie together"
     if (weight.input_scale is None) != (weight.activations != "int8_static"):
         return "input_scale goes with activations='int8_static', and with nothing else"
     return None
+
+
+def _upto(size: int, like: Tensor) -> Tensor:
+    return torch.arange(size, device=like.device)
 
 
 def _in_groups(matrix: Tensor, group_size: int) -> Tensor:

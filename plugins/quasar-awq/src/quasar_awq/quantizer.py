@@ -18,7 +18,7 @@ from quasar.errors import InvalidRequestError
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.layers import Layer, linear_layers
-from quasar.quantizers.options import check_activations, check_group, check_group_option
+from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
 from quasar.quantizers.smoothing import Fold, divide_norm
 from quasar.quantizers.tracing import Group, trace_groups
 from quasar_awq.rounding import Grid
@@ -60,7 +60,7 @@ class AwqQuantizer:
         exclude: str = "",
         kernel: str = "auto",
     ) -> None:
-        _require(bits in _BITS and not isinstance(bits, bool), f"bits={bits!r}, expected one of 8, 4, 3")
+        check_bits("awq", bits, _BITS)
         check_group_option("awq", group)
         _require(isinstance(sym, bool), f"sym={sym!r}, expected true or false")
         _require(isinstance(clip, bool), f"clip={clip!r}, expected true or false")
@@ -98,6 +98,7 @@ class AwqQuantizer:
         ``method`` says whether the weights were searched for or, for want of calibration, rounded to nearest.
         """
         shared = self._assembly.describe()
+        scaled = sum(layer["smoothed"] for layer in shared["layers"])
         own = {
             "quantizer": "awq",
             "bits": self._grid.bits,
@@ -107,18 +108,20 @@ class AwqQuantizer:
             "grid": self._steps,
             "samples": self._samples,
             "activations": self._activations,
-            "method": self._method(),
-            "scaled_layers": sum(layer["smoothed"] for layer in shared["layers"]),
+            "method": self._method(scaled),
+            "scaled_layers": scaled,
             "clipped_layers": self._clipped,
         }
         return own | shared
 
-    def _method(self) -> str:
+    def _method(self, scaled: int) -> str:
         if self._calibrated is None:
             return "not quantized yet"
-        if self._calibrated:
+        if scaled or self._clipped:
             return "activation-aware"
-        reason = "grid=0" if self._steps == 0 else "there was no calibration"
+        reason = "there was no calibration"
+        if self._calibrated or self._steps == 0:
+            reason = "grid=0" if self._steps == 0 else "no layer's input could be scaled"
         return f"rounded to nearest ({reason})"
 
     def _search_scales(

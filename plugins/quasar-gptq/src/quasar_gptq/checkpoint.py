@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError, NumericalError
+from quasar.quantizers.options import check_bits
 from quasar.quantizers.weight import QuantizedWeight
 from quasar_gptq.packing import WORD, unpack
 
@@ -42,6 +43,8 @@ class GptqFormat:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = dict(config)
         self._settings = _Settings.of(self._config, "the checkpoint")
+        if not isinstance(config.get("dynamic") or {}, Mapping):
+            raise InvalidRequestError(f"gptq: 'dynamic' of the checkpoint is {config['dynamic']!r:.60}, not an object")
         self._dynamic = [_Rule.of(pattern, changes) for pattern, changes in (config.get("dynamic") or {}).items()]
 
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight | None:
@@ -91,8 +94,7 @@ class _Settings:
         if form not in _FORMATS:
             raise InvalidRequestError(f"{who}: GPTQ format {form!r} is not read; {' and '.join(_FORMATS)} are")
         bits, group_size = config.get("bits"), config.get("group_size", 128)
-        if isinstance(bits, bool) or bits not in _BITS:
-            raise InvalidRequestError(f"{who}: GPTQ with bits={bits!r}, expected one of {', '.join(map(str, _BITS))}")
+        check_bits(f"{who}: GPTQ", bits, _BITS)
         if isinstance(group_size, bool) or not isinstance(group_size, int) or (group_size < 1 and group_size != -1):
             raise InvalidRequestError(f"{who}: GPTQ with group_size={group_size!r}, expected a positive integer, or -1")
         if (words := config.get("pack_dtype", "int32")) != "int32":

@@ -13,7 +13,7 @@ from quasar.errors import InvalidRequestError
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.layers import Layer
-from quasar.quantizers.options import check_activations, check_group, check_group_option
+from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
 from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
 from quasar_gptq.observing import blocks_of, observe_in_turn
 from quasar_gptq.solver import quantize_gptq
@@ -55,8 +55,7 @@ class GptqQuantizer:
         exclude: str = "",
         kernel: str = "auto",
     ) -> None:
-        if isinstance(bits, bool) or bits not in _BITS:
-            raise InvalidRequestError(f"gptq: bits={bits!r}, expected one of {', '.join(map(str, _BITS))}")
+        check_bits("gptq", bits, _BITS)
         check_group_option("gptq", group)
         for name, value in (("sym", sym), ("act_order", act_order)):
             if not isinstance(value, bool):

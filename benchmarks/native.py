@@ -16,15 +16,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from time import perf_counter
 from typing import Any
 
 import torch
-from report import environment
+from report import environment, step_milliseconds
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from quasar import Draft, Pipeline
+from quasar import Pipeline
 from quasar.models import load_model, source_of
 from quasar.plan import Plan
 from quasar.progress import track
@@ -103,7 +103,7 @@ def print_steps(bandwidth: float, *, random_weights: bool) -> None:
     print(f"|---|---|---|---|{'---|' * (len(WIDTHS) + 2)}")
     for name, weights, verifier in _verifiers(random_weights):
         n_bytes = verifier.describe().get("bytes_per_forward")
-        times = step_milliseconds(verifier)
+        times = step_milliseconds(verifier, WIDTHS)
         floor = 1000 * n_bytes / bandwidth
         cells = " | ".join(f"{times[width]:.1f}" for width in WIDTHS)
         print(
@@ -135,19 +135,6 @@ def _native(model: Any, tokenizer: Any, spec: str) -> Any:
     plan = Plan.of({"quantizer": spec})
     quantized = plan.quantizer.quantize(model, plan.calibration_for(model, tokenizer))
     return default_registry().build("verifier", "native", quantized)
-
-
-def step_milliseconds(verifier: Any, repeats: int = 30) -> dict[int, float]:
-    """Median by width."""
-    session, result = verifier.start(list(range(100, 228))), {}
-    for width in WIDTHS:
-        draft, seconds = Draft(range(300, 300 + width - 1)), []
-        for _ in range(repeats + 3):
-            began = perf_counter()
-            session.verify(draft)
-            seconds.append(perf_counter() - began)
-        result[width] = 1000 * median(seconds[3:])
-    return result
 
 
 def print_decoding(arguments: argparse.Namespace) -> None:

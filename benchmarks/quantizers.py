@@ -12,30 +12,35 @@ import subprocess
 import sys
 from pathlib import Path
 from pydoc_data.topics import topics
-from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from report import environment
+from report import environment, step_milliseconds
 
-from quasar import Draft
 from quasar.inspection import tensor_bytes
 from quasar.models import load_model
 from quasar.parity import greedy_text, measure_agreement
 from quasar.plan import Plan
 from quasar.progress import track
 from quasar.prompts import encode_prompt
-from quasar.verifiers.causal_lm import CausalLMVerifier
 
 QUANTIZERS = (
     "none",
     "w8a8",
     "w8a8:lm_head=true",
+    "w8a8:group=32",
+    "gguf",
+    "gguf:activations=int8_per_group",
     "hqq:bits=8,group=64",
     "hqq:bits=4,group=64",
+    "hqq:bits=4,group=64,activations=int8_per_group",
     "hqq:bits=3,group=64",
     "hqq:bits=2,group=16",
+    "gptq:bits=4,group=64",
+    "gptq:bits=3,group=64",
+    "awq:bits=4,group=64",
+    "awq:bits=3,group=64",
 )
 TEXT_TOPICS = ("assignment", "exceptions", "import", "with")
 MEGABYTE = 1e6
@@ -82,7 +87,7 @@ def measure(name: str, spec: str, arguments: argparse.Namespace) -> dict[str, An
     _forget_the_peak()
     quantized: Any = plan.quantizer.quantize(loaded.model, calibration)
     seconds, peak = perf_counter() - began, _memory("VmHWM")
-    full, verifier = CausalLMVerifier(loaded.model), CausalLMVerifier(quantized)
+    full, verifier = plan.verifier_of(loaded.model), plan.verifier_of(quantized)
     prompts = [encode_prompt(loaded.tokenizer, text) for text in _held_out()]
     texts = [(len(prompt), greedy_text(full, prompt, arguments.tokens)) for prompt in prompts]
     agreement = measure_agreement(full, verifier, texts)
@@ -98,7 +103,7 @@ def measure(name: str, spec: str, arguments: argparse.Namespace) -> dict[str, An
         "perplexity": perplexity(quantized, loaded.tokenizer),
         "seconds": seconds,
         "peak_mb": (peak - before) / MEGABYTE,
-        "ms": {width: step_milliseconds(verifier, width) for width in (1, 8)},
+        "ms": step_milliseconds(verifier, (1, 8)),
     }
 
 
@@ -135,16 +140,6 @@ def perplexity(model: Any, tokenizer: Any) -> float:
         logits = model(window[None]).logits[0, :-1].float()
         losses.append(torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum"))
     return float(torch.exp(sum(losses) / (len(token_ids) - len(losses))))
-
-
-def step_milliseconds(verifier: Any, width: int, repeats: int = 20) -> float:
-    """Median of one verify forward over a context of 128 tokens."""
-    session, seconds = verifier.start(list(range(100, 228))), []
-    for _ in range(repeats + 3):
-        began = perf_counter()
-        session.verify(Draft(range(300, 300 + width - 1)))
-        seconds.append(perf_counter() - began)
-    return 1000 * median(seconds[3:])
 
 
 def print_table(rows: list[dict[str, Any]], conditions: dict[str, Any]) -> None:

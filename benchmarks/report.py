@@ -12,7 +12,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -24,6 +24,7 @@ import transformers
 import quasar
 from quasar import Draft, Pipeline
 from quasar.models import load_model
+from quasar.parity import greedy_text, measure_agreement
 from quasar.prompts import encode_prompt
 
 HERE = Path(__file__).parent
@@ -51,8 +52,10 @@ def main() -> None:
     conditions = {**environment(arguments.model), "drafter": arguments.drafter, "new_tokens": arguments.tokens}
     report: dict[str, Any] = {"environment": conditions, "prompts": len(prompts)}
     report["speed"] = measure_speed(loaded.model, pipelines, prompts, arguments.tokens)
-    report["agreement"] = measure_agreement(loaded.model, pipelines, prompts, arguments.tokens)
-    report["milliseconds_by_width"] = {name: measure_widths(pipe) for name, pipe in pipelines.items()}
+    report["agreement"] = agreement_with_the_full_model(pipelines, prompts, arguments.tokens)
+    report["milliseconds_by_width"] = {
+        name: step_milliseconds(pipe.verifier, WIDTHS) for name, pipe in pipelines.items()
+    }
     print_report(report)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
@@ -155,31 +158,20 @@ def _run(call: Callable[..., Any], ids: list[int], n: int) -> tuple[list[int], d
     return list(result.token_ids), result.stats
 
 
-@torch.no_grad()
-def measure_agreement(
-    model: Any, pipelines: dict[str, Pipeline], prompts: list[list[int]], n: int
+def agreement_with_the_full_model(
+    pipelines: dict[str, Pipeline], prompts: list[list[int]], n: int
 ) -> dict[str, dict[str, float]]:
-    """Top-1 agreement with the full model and mean KL(full ‖ quantized), on the full model's own greedy text."""
-    texts = [(len(p), [*p, *pipelines["none"].reference(p, max_new_tokens=n).token_ids]) for p in prompts]
-    agreement = {}
-    for name, pipe in pipelines.items():
-        same = divergence = count = 0.0
-        for begin, ids in texts:
-            inputs = torch.tensor([ids])
-            full = model(inputs).logits[0, begin - 1 : -1].log_softmax(-1)
-            quantized = pipe.verifier.model(inputs).logits[0, begin - 1 : -1].log_softmax(-1)  # type: ignore[attr-defined]
-            same += (full.argmax(-1) == quantized.argmax(-1)).sum().item()
-            divergence += (full.exp() * (full - quantized)).sum().item()
-            count += len(full)
-        agreement[name] = {"top1": same / count, "kl": divergence / count, "tokens": count}
-    return agreement
+    """Top-1 agreement and mean KL(full ‖ target), on the full model's own greedy text."""
+    full = pipelines["none"].verifier
+    texts = [(len(prompt), greedy_text(full, prompt, n)) for prompt in prompts]
+    reports = {name: measure_agreement(full, pipe.verifier, texts) for name, pipe in pipelines.items()}
+    return {name: {"top1": report.top1, "kl": report.kl, "tokens": report.tokens} for name, report in reports.items()}
 
 
-def measure_widths(pipe: Pipeline, repeats: int = 30) -> dict[int, float]:
-    """Median milliseconds of one verify forward by width, over a context of 128 tokens."""
-    session = pipe.verifier.start(list(range(100, 228)))
-    result = {}
-    for width in WIDTHS:
+def step_milliseconds(verifier: Any, widths: Sequence[int], repeats: int = 30) -> dict[int, float]:
+    """Median of one verify forward by width, over a context of 128 tokens."""
+    session, result = verifier.start(list(range(100, 228))), {}
+    for width in widths:
         draft, seconds = Draft(range(300, 300 + width - 1)), []
         for _ in range(repeats + 3):
             began = perf_counter()

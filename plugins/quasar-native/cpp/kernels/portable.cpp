@@ -11,12 +11,16 @@ struct Portable {
   static constexpr int kChannelRows = 2;
   static constexpr int kGroupRows = 2;
   static constexpr int kFloatRows = 2;
+  static constexpr bool kTotalsInMemory = false;
 
   struct Floats {
     float lane[kLanes];
   };
-  struct Weights {
+  struct Bytes {
     uint8_t byte[kLanes * 4];
+  };
+  struct Halves {
+    Bytes low, high;
   };
   struct Sums {
     uint32_t lane[kLanes];  // wraps around on the way; the end fits
@@ -55,19 +59,22 @@ struct Portable {
     return map([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
   }
 
-  static Weights load8(const uint8_t* unit) {
-    Weights weights;
+  static constexpr int32_t kLess8 = 0;
+  static Bytes load8(const uint8_t* unit) {
+    Bytes weights;
     std::memcpy(weights.byte, unit, sizeof weights.byte);
     return weights;
   }
-  static void load4(const uint8_t* unit, Weights& low, Weights& high) {
+  static Halves load4(const uint8_t* unit) {
+    Halves halves;
     for (int i = 0; i < kLanes * 4; ++i) {
-      low.byte[i] = unit[i] & 15;
-      high.byte[i] = unit[i] >> 4;
+      halves.low.byte[i] = unit[i] & 15;
+      halves.high.byte[i] = unit[i] >> 4;
     }
+    return halves;
   }
   static Sums no_sums() { return {}; }
-  static Sums dot(Sums sums, const Weights& weights, const int8_t* inputs) {
+  static Sums dot(Sums sums, const Bytes& weights, const int8_t* inputs) {
     const int16_t input[4] = {inputs[0], inputs[1], inputs[2], inputs[3]};
     for (int i = 0; i < kLanes; ++i) {
       int32_t sum = 0;
@@ -75,6 +82,9 @@ struct Portable {
       sums.lane[i] += static_cast<uint32_t>(sum);
     }
     return sums;
+  }
+  static Sums dot(const Sums& sums, const Halves& weights, const int8_t* inputs, const int8_t* next) {
+    return dot(dot(sums, weights.low, inputs), weights.high, next);
   }
   static Floats total(const Sums& sums, uint32_t correction) {
     return map([&](int i) { return float(static_cast<int32_t>(sums.lane[i] + correction)); });

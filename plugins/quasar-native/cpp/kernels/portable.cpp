@@ -16,8 +16,9 @@ struct Portable {
   struct Floats {
     float lane[kLanes];
   };
+  // Floats, because few instruction sets have products of narrow integers for which compilers find them: all are exact.
   struct Bytes {
-    uint8_t byte[kLanes * 4];
+    Floats column[4];
   };
   struct Halves {
     Bytes low, high;
@@ -61,27 +62,28 @@ struct Portable {
 
   static constexpr int32_t kLess8 = 0;
   static Bytes load8(const uint8_t* unit) {
-    Bytes weights;
-    std::memcpy(weights.byte, unit, sizeof weights.byte);
-    return weights;
+    const Words words = load_words(unit);
+    return {{integers<0, 8>(words), integers<8, 8>(words), integers<16, 8>(words), integers<24, 8>(words)}};
   }
   static Halves load4(const uint8_t* unit) {
-    Halves halves;
-    for (int i = 0; i < kLanes * 4; ++i) {
-      halves.low.byte[i] = unit[i] & 15;
-      halves.high.byte[i] = unit[i] >> 4;
-    }
-    return halves;
+    const Words words = load_words(unit);
+    return {{{integers<0, 4>(words), integers<8, 4>(words), integers<16, 4>(words), integers<24, 4>(words)}},
+            {{integers<4, 4>(words), integers<12, 4>(words), integers<20, 4>(words), integers<28, 4>(words)}}};
   }
   static Sums no_sums() { return {}; }
-  static Sums dot(Sums sums, const Bytes& weights, const int8_t* inputs) {
-    const int16_t input[4] = {inputs[0], inputs[1], inputs[2], inputs[3]};
-    for (int i = 0; i < kLanes; ++i) {
-      int32_t sum = 0;
-      for (int j = 0; j < 4; ++j) sum += int16_t(weights.byte[4 * i + j]) * input[j];
-      sums.lane[i] += static_cast<uint32_t>(sum);
-    }
+  static Floats products(const Bytes& weights, const int8_t* inputs) {
+    const float input[4] = {float(inputs[0]), float(inputs[1]), float(inputs[2]), float(inputs[3])};
+    return map([&](int i) {
+      return (weights.column[0].lane[i] * input[0] + weights.column[1].lane[i] * input[1]) +
+             (weights.column[2].lane[i] * input[2] + weights.column[3].lane[i] * input[3]);
+    });
+  }
+  static Sums add_exactly(Sums sums, const Floats& products) {
+    for (int i = 0; i < kLanes; ++i) sums.lane[i] += static_cast<uint32_t>(static_cast<int32_t>(products.lane[i]));
     return sums;
+  }
+  static Sums dot(const Sums& sums, const Bytes& weights, const int8_t* inputs) {
+    return add_exactly(sums, products(weights, inputs));
   }
   static Sums dot(const Sums& sums, const Halves& weights, const int8_t* inputs, const int8_t* next) {
     return dot(dot(sums, weights.low, inputs), weights.high, next);

@@ -41,9 +41,6 @@ struct Avx512 {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weights), "m"(*reinterpret_cast<Four*>(inputs)));
     return sums;
   }
-  static Sums dot(Sums sums, const Halves& weights, const int8_t* inputs, const int8_t* next) {
-    return dot(dot(sums, weights.low, inputs), weights.high, next);
-  }
   static Floats total(Sums sums, uint32_t correction) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_set1_epi32(static_cast<int32_t>(correction))));
   }

@@ -27,9 +27,6 @@ struct AvxVnni : Avx2Lanes {
     const __m256i four = broadcast_four(inputs);
     return {add_products(sums.low, weights.low, four), add_products(sums.high, weights.high, four)};
   }
-  static Sums dot(Sums sums, const Halves& weights, const int8_t* inputs, const int8_t* next) {
-    return dot(dot(sums, weights.low, inputs), weights.high, next);
-  }
   // As in AVX-512, GCC 12 copies every sum around the intrinsic.
   static __m256i add_products(__m256i sums, __m256i weights, __m256i inputs) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(weights), "x"(inputs));

@@ -85,9 +85,6 @@ struct Portable {
   static Sums dot(const Sums& sums, const Bytes& weights, const int8_t* inputs) {
     return add_exactly(sums, products(weights, inputs));
   }
-  static Sums dot(const Sums& sums, const Halves& weights, const int8_t* inputs, const int8_t* next) {
-    return dot(dot(sums, weights.low, inputs), weights.high, next);
-  }
   static Floats total(const Sums& sums, uint32_t correction) {
     return map([&](int i) { return float(static_cast<int32_t>(sums.lane[i] + correction)); });
   }

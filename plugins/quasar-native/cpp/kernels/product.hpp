@@ -3,7 +3,7 @@
 // `Isa` is a type of an unnamed namespace, so that what is made of these templates stays in its own file. It has
 //   Floats     kLanes float32, with load, store, broadcast, add, subtract, multiply and fma (a * b + c)
 //   Bytes      kLanes x 4 integers, which load8 reads less kLess8
-//   Halves     kLanes x 8 integers, which load4 reads
+//   Halves     kLanes x 8 integers, which load4 reads: the Bytes low and high, or what dot takes at once
 //   Sums       kLanes int32 in the making; dot adds the products of Bytes with 4 int8, or of Halves with two times 4;
 //              total ends it as Floats
 //   Words      kLanes x 32 bits; lower_bf16, upper_bf16 and integers<shift, bits> make Floats of a part of each
@@ -54,17 +54,26 @@ QUASAR_INLINE void add_group(const uint8_t*& unit, const int8_t*& inputs, int64_
   for (int64_t left = columns; left > 0; left -= kUnitColumns, weights += kLanes * 4) {
     fetch_ahead(weights);
     if constexpr (kFormat == Format::int8) {
-      const typename Isa::Bytes bytes = Isa::load8(weights);
+      const auto bytes = Isa::load8(weights);
       QUASAR_UNROLL
       for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], bytes, fours + 4 * row);
       fours += step;
     } else {
-      const typename Isa::Halves halves = Isa::load4(weights);
-      QUASAR_UNROLL
-      for (int row = 0; row < kRows; ++row) {
-        local[row] = Isa::dot(local[row], halves, fours + 4 * row, fours + step + 4 * row);
+      const auto halves = Isa::load4(weights);
+      if constexpr (requires { Isa::dot(local[0], halves, fours, fours); }) {
+        QUASAR_UNROLL
+        for (int row = 0; row < kRows; ++row) {
+          local[row] = Isa::dot(local[row], halves, fours + 4 * row, fours + step + 4 * row);
+        }
+        fours += 2 * step;
+      } else {
+        QUASAR_UNROLL
+        for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], halves.low, fours + 4 * row);
+        fours += step;
+        QUASAR_UNROLL
+        for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], halves.high, fours + 4 * row);
+        fours += step;
       }
-      fours += 2 * step;
     }
   }
   unit = weights;

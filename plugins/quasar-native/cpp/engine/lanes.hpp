@@ -57,14 +57,14 @@ QUASAR_INLINE R map(const F& f) {
   QUASAR_UNROLL for (int i = 0; i < kRegisters; ++i) result.part[i] = f(i);
   return result;
 }
-#define QUASAR_OPERATOR(op)                                                             \
-  template <class T>                                                                    \
-  QUASAR_INLINE Registers<T> operator op(const Registers<T>& a, const Registers<T>& b) { \
-    return map<Registers<T>>([&](int i) __attribute__((always_inline)) { return a.part[i] op b.part[i]; }); \
-  }                                                                                     \
-  template <class T>                                                                    \
-  QUASAR_INLINE Registers<T> operator op(const Registers<T>& a, T b) {                  \
-    return map<Registers<T>>([&](int i) __attribute__((always_inline)) { return a.part[i] op b; }); \
+#define QUASAR_OPERATOR(op)                                                                               \
+  template <class T>                                                                                      \
+  QUASAR_INLINE Registers<T> operator op(const Registers<T>& a, const Registers<T>& b) {                  \
+    return map<Registers<T>>([&](int i) __attribute__((always_inline)) { return a.part[i] op b.part[i]; });\
+  }                                                                                                       \
+  template <class T>                                                                                      \
+  QUASAR_INLINE Registers<T> operator op(const Registers<T>& a, T b) {                                    \
+    return map<Registers<T>>([&](int i) __attribute__((always_inline)) { return a.part[i] op b; });       \
   }
 QUASAR_OPERATOR(+)
 QUASAR_OPERATOR(-)

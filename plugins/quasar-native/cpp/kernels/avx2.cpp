@@ -1,5 +1,5 @@
-// Products for CPUs with AVX2 and FMA. Its product of unsigned with signed bytes adds two of them up in 16 bits: sizes of
-// weights, 128 at most, with inputs that have taken over their signs, 127 at most, fit in.
+// Products for CPUs with AVX2 and FMA. Its product of unsigned with signed bytes adds two of them up in 16 bits: the
+// sizes of weights, 128 at most, times inputs that have taken over the weights' signs, 127 at most, fit in.
 #include "avx2_lanes.hpp"
 
 namespace quasar {
@@ -33,8 +33,11 @@ struct Avx2 : Avx2Lanes {
   static Sums no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   static Sums dot(const Sums& sums, const Bytes& weights, const int8_t* inputs) {
     const __m256i four = broadcast_four(inputs);
-    return {add_pairs(sums.low, _mm256_maddubs_epi16(weights.sizes.low, _mm256_sign_epi8(four, weights.values.low))),
-            add_pairs(sums.high, _mm256_maddubs_epi16(weights.sizes.high, _mm256_sign_epi8(four, weights.values.high)))};
+    return {add_pairs(sums.low, products(weights.sizes.low, weights.values.low, four)),
+            add_pairs(sums.high, products(weights.sizes.high, weights.values.high, four))};
+  }
+  static __m256i products(__m256i sizes, __m256i signs, __m256i inputs) {
+    return _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(inputs, signs));
   }
   // Four products of halves fit in 16 bits, too.
   static Sums dot(const Sums& sums, const Halves& weights, const int8_t* inputs, const int8_t* next) {

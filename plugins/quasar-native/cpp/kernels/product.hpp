@@ -114,7 +114,8 @@ inline void channel_block(const IntegerProduct& product, int64_t first, int64_t 
   const typename Isa::Floats scales = Isa::load(weight.scales + block * kLanes);
   QUASAR_UNROLL
   for (int row = 0; row < kRows; ++row) {
-    const typename Isa::Floats total = exact_total<Isa, kFormat>(sums[row], weight.base, product.inputs.sums[first + row]);
+    const int32_t row_sum = product.inputs.sums[first + row];
+    const typename Isa::Floats total = exact_total<Isa, kFormat>(sums[row], weight.base, row_sum);
     const typename Isa::Floats row_scale = Isa::broadcast(product.inputs.scales[first + row]);
     store_block<Isa>(weight, first + row, block, Isa::multiply(Isa::multiply(total, scales), row_scale),
                      product.outputs);

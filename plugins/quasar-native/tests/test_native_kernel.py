@@ -127,7 +127,7 @@ def test_float_products_are_those_of_float64(dtype, instructions, out, size, wid
 @everywhere
 @given(st.integers(1, 20), st.integers(1, 300), st.integers(0, 2**31))
 def test_the_largest_values_do_not_saturate(instructions, out, size, seed):
-    """Rows of ±127 times rows of -128 and 127: pairs of such products do not fit in the 16 bits that AVX2 adds in."""
+    """Rows of ±127 times rows of -128 and 127: pairs of such products barely fit in the 16 bits that AVX2 adds in."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.where(torch.rand((out, size), generator=generator) < 0.5, -128, 127).to(torch.int8)
     weight = QuantizedWeight(values, torch.ones(out, 1), activations="int8_per_token")

@@ -28,43 +28,43 @@ namespace {
 
 constexpr int kLanes = 16;
 
-#if defined(__GNUC__) && !defined(QUASAR_PLAIN_LANES)
+#if defined(__AVX512F__)
 using Lanes = float __attribute__((vector_size(4 * kLanes)));
 using IntLanes = int32_t __attribute__((vector_size(4 * kLanes)));
-using ByteLanes = int8_t __attribute__((vector_size(kLanes)));
-using ShortLanes = uint16_t __attribute__((vector_size(2 * kLanes)));
 
 QUASAR_INLINE Lanes as_float(IntLanes values) { return __builtin_convertvector(values, Lanes); }
-QUASAR_INLINE Lanes widen(ByteLanes values) { return __builtin_convertvector(values, Lanes); }
-QUASAR_INLINE IntLanes widen(ShortLanes values) { return __builtin_convertvector(values, IntLanes); }
 QUASAR_INLINE Lanes select(IntLanes mask, Lanes yes, Lanes no) { return mask ? yes : no; }
 #else
-// For other compilers: arrays, whose loops they turn into vector instructions.
-template <class T>
-struct Array {
-  T lane[kLanes];
-  T& operator[](int i) { return lane[i]; }
-  T operator[](int i) const { return lane[i]; }
-};
-using Lanes = Array<float>;
-using IntLanes = Array<int32_t>;
-using ByteLanes = Array<int8_t>;
-using ShortLanes = Array<uint16_t>;
+// Registers of the width that there is: compilers keep vectors that are wider in memory.
+#if defined(__AVX2__)
+constexpr int kInRegister = 8;
+#else
+constexpr int kInRegister = 4;
+#endif
+constexpr int kRegisters = kLanes / kInRegister;
 
-template <class R, class T, class F>
-QUASAR_INLINE R map(const T& a, const F& f) {
+template <class T>
+struct Registers {
+  typedef T Register __attribute__((vector_size(4 * kInRegister)));
+  Register part[kRegisters];
+};
+using Lanes = Registers<float>;
+using IntLanes = Registers<int32_t>;
+
+template <class R, class F>
+QUASAR_INLINE R map(const F& f) {
   R result;
-  for (int i = 0; i < kLanes; ++i) result[i] = f(a[i], i);
+  QUASAR_UNROLL for (int i = 0; i < kRegisters; ++i) result.part[i] = f(i);
   return result;
 }
-#define QUASAR_OPERATOR(op)                                                             \
-  template <class T>                                                                    \
-  QUASAR_INLINE Array<T> operator op(const Array<T>& a, const Array<T>& b) {            \
-    return map<Array<T>>(a, [&](T x, int i) { return static_cast<T>(x op b[i]); });     \
-  }                                                                                     \
-  template <class T>                                                                    \
-  QUASAR_INLINE Array<T> operator op(const Array<T>& a, T b) {                          \
-    return map<Array<T>>(a, [&](T x, int) { return static_cast<T>(x op b); });          \
+#define QUASAR_OPERATOR(op)                                                                               \
+  template <class T>                                                                                      \
+  QUASAR_INLINE Registers<T> operator op(const Registers<T>& a, const Registers<T>& b) {                  \
+    return map<Registers<T>>([&](int i) __attribute__((always_inline)) { return a.part[i] op b.part[i]; });\
+  }                                                                                                       \
+  template <class T>                                                                                      \
+  QUASAR_INLINE Registers<T> operator op(const Registers<T>& a, T b) {                                    \
+    return map<Registers<T>>([&](int i) __attribute__((always_inline)) { return a.part[i] op b; });       \
   }
 QUASAR_OPERATOR(+)
 QUASAR_OPERATOR(-)
@@ -73,23 +73,19 @@ QUASAR_OPERATOR(/)
 QUASAR_OPERATOR(<<)
 #undef QUASAR_OPERATOR
 QUASAR_INLINE IntLanes operator<(const Lanes& a, const Lanes& b) {
-  return map<IntLanes>(a, [&](float x, int i) { return x < b[i] ? -1 : 0; });
+  return map<IntLanes>([&](int i) __attribute__((always_inline)) { return a.part[i] < b.part[i]; });
 }
 QUASAR_INLINE Lanes operator-(const Lanes& a) {
-  return map<Lanes>(a, [](float x, int) { return -x; });
+  return map<Lanes>([&](int i) __attribute__((always_inline)) { return -a.part[i]; });
 }
 QUASAR_INLINE Lanes& operator+=(Lanes& a, const Lanes& b) { return a = a + b; }
 QUASAR_INLINE Lanes as_float(const IntLanes& values) {
-  return map<Lanes>(values, [](int32_t x, int) { return static_cast<float>(x); });
-}
-QUASAR_INLINE Lanes widen(const ByteLanes& values) {
-  return map<Lanes>(values, [](int8_t x, int) { return static_cast<float>(x); });
-}
-QUASAR_INLINE IntLanes widen(const ShortLanes& values) {
-  return map<IntLanes>(values, [](uint16_t x, int) { return static_cast<int32_t>(x); });
+  return map<Lanes>([&](int i) __attribute__((always_inline)) {
+    return __builtin_convertvector(values.part[i], Lanes::Register);
+  });
 }
 QUASAR_INLINE Lanes select(const IntLanes& mask, const Lanes& yes, const Lanes& no) {
-  return map<Lanes>(yes, [&](float x, int i) { return mask[i] ? x : no[i]; });
+  return map<Lanes>([&](int i) __attribute__((always_inline)) { return mask.part[i] ? yes.part[i] : no.part[i]; });
 }
 #endif
 
@@ -128,25 +124,32 @@ QUASAR_INLINE void store(float* to, Lanes values, int64_t n) {
 }
 
 QUASAR_INLINE Lanes load(const uint16_t* bfloat16) {
-  ShortLanes values;
-  __builtin_memcpy(&values, bfloat16, sizeof(values));
-  return bits<Lanes>(widen(values) << 16);
+#if defined(__AVX512F__)  // compilers widen words and bytes one by one
+  return bits<Lanes>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bfloat16))) << 16);
+#elif defined(__AVX2__)
+  return map<Lanes>([&](int i) __attribute__((always_inline)) {
+    const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bfloat16 + 8 * i));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(part), 16));
+  });
+#else
+  int32_t words[kLanes];
+  for (int i = 0; i < kLanes; ++i) words[i] = bfloat16[i];
+  return bits<Lanes>(bits<IntLanes>(words) << 16);
+#endif
 }
 
 QUASAR_INLINE Lanes load(const int8_t* from) {
-#if defined(__AVX512F__)  // compilers widen bytes one by one
+#if defined(__AVX512F__)
   return bits<Lanes>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))));
 #elif defined(__AVX2__)
-  __m256 halves[2];
-  for (int i = 0; i < 2; ++i) {
-    const __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i));
-    halves[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(half));
-  }
-  return bits<Lanes>(halves);
+  return map<Lanes>([&](int i) __attribute__((always_inline)) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i))));
+  });
+#else
+  int32_t words[kLanes];
+  for (int i = 0; i < kLanes; ++i) words[i] = from[i];
+  return as_float(bits<IntLanes>(words));
 #endif
-  ByteLanes values;
-  __builtin_memcpy(&values, from, sizeof(values));
-  return widen(values);
 }
 
 QUASAR_INLINE Lanes maximum(Lanes a, Lanes b) { return select(a < b, b, a); }
@@ -162,8 +165,10 @@ QUASAR_INLINE float sum(Lanes values) {
 }
 
 QUASAR_INLINE float largest(Lanes values) {
-  float result = values[0];
-  for (int i = 1; i < kLanes; ++i) result = result < values[i] ? values[i] : result;
+  float lane[kLanes];
+  store(lane, values);
+  float result = lane[0];
+  for (int i = 1; i < kLanes; ++i) result = result < lane[i] ? lane[i] : result;
   return result;
 }
 

@@ -1,54 +1,58 @@
-// Products for CPUs with AVX2 and FMA. Its product of 8 bits saturates, so bytes are widened to 16 first.
+// Products for CPUs with AVX2 and FMA. Its product of unsigned with signed bytes adds two of them up in 16 bits: the
+// sizes of weights, 128 at most, times inputs that have taken over the weights' signs, 127 at most, fit in.
 #include "avx2_lanes.hpp"
 
 namespace quasar {
 namespace {
 
 struct Avx2 : Avx2Lanes {
-  static constexpr int kChannelRows = 2;
-  static constexpr int kGroupRows = 2;
+  static constexpr int kChannelRows = 4;
+  static constexpr int kGroupRows = 4;
   static constexpr int kFloatRows = 2;
+  static constexpr bool kTotalsInMemory = true;
 
-  // Part i holds lanes 4i to 4i + 3, each with its 4 columns.
-  struct Weights {
-    __m256i part[4];
+  struct Bytes {
+    Words values, sizes;
   };
-  // Two sums a lane, of its first two columns and of its last two.
-  struct Sums {
-    __m256i part[4];
+  struct Halves {
+    Words low, high;
   };
+  using Sums = Words;
 
-  static Weights widen(__m256i low, __m256i high) {
-    return {{_mm256_cvtepu8_epi16(_mm256_castsi256_si128(low)), _mm256_cvtepu8_epi16(_mm256_extracti128_si256(low, 1)),
-             _mm256_cvtepu8_epi16(_mm256_castsi256_si128(high)),
-             _mm256_cvtepu8_epi16(_mm256_extracti128_si256(high, 1))}};
+  static constexpr int32_t kLess8 = 128;
+  static Bytes load8(const uint8_t* unit) {
+    const Words bytes = load_words(unit);
+    const __m256i less = _mm256_set1_epi8(-128);
+    const Words values{_mm256_xor_si256(bytes.low, less), _mm256_xor_si256(bytes.high, less)};
+    return {values, {_mm256_abs_epi8(values.low), _mm256_abs_epi8(values.high)}};
   }
-  static Weights load8(const uint8_t* unit) { return widen(load_bytes(unit), load_bytes(unit + 32)); }
-  static void load4(const uint8_t* unit, Weights& low, Weights& high) {
-    const __m256i first = load_bytes(unit), second = load_bytes(unit + 32);
-    low = widen(low_halves(first), low_halves(second));
-    high = widen(high_halves(first), high_halves(second));
+  static Halves load4(const uint8_t* unit) {
+    const Words both = load_words(unit);
+    return {{low_halves(both.low), low_halves(both.high)}, {high_halves(both.low), high_halves(both.high)}};
   }
-  static Sums no_sums() {
-    const __m256i zero = _mm256_setzero_si256();
-    return {{zero, zero, zero, zero}};
+  static Sums no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static Sums dot(const Sums& sums, const Bytes& weights, const int8_t* inputs) {
+    const __m256i four = broadcast_four(inputs);
+    return {add_pairs(sums.low, products(weights.sizes.low, weights.values.low, four)),
+            add_pairs(sums.high, products(weights.sizes.high, weights.values.high, four))};
   }
-  static Sums dot(Sums sums, const Weights& weights, const int8_t* inputs) {
-    int32_t four;
-    std::memcpy(&four, inputs, sizeof four);
-    const __m256i wide = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
-    for (int i = 0; i < 4; ++i) {
-      sums.part[i] = _mm256_add_epi32(sums.part[i], _mm256_madd_epi16(weights.part[i], wide));
-    }
+  static __m256i products(__m256i sizes, __m256i signs, __m256i inputs) {
+    return _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(inputs, signs));
+  }
+  // Four products of halves fit in 16 bits, too.
+  static Sums dot(const Sums& sums, const Halves& weights, const int8_t* inputs, const int8_t* next) {
+    const __m256i four = broadcast_four(inputs), next_four = broadcast_four(next);
+    return {add_pairs(sums.low, _mm256_add_epi16(_mm256_maddubs_epi16(weights.low.low, four),
+                                                 _mm256_maddubs_epi16(weights.high.low, next_four))),
+            add_pairs(sums.high, _mm256_add_epi16(_mm256_maddubs_epi16(weights.low.high, four),
+                                                  _mm256_maddubs_epi16(weights.high.high, next_four)))};
+  }
+  // As in AVX-512, GCC 12 copies sums around the intrinsic.
+  static __m256i add_pairs(__m256i sums, __m256i pairs) {
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
     return sums;
   }
-  static Floats total(const Sums& sums, uint32_t correction) {
-    return to_floats(pairs(sums.part[0], sums.part[1]), pairs(sums.part[2], sums.part[3]), correction);
-  }
-  // hadd works within halves of a register; the permutation brings the lanes back into their order.
-  static __m256i pairs(__m256i first, __m256i second) {
-    return _mm256_permute4x64_epi64(_mm256_hadd_epi32(first, second), 0xd8);
-  }
+  static Floats total(const Sums& sums, uint32_t correction) { return to_floats(sums.low, sums.high, correction); }
 };
 
 }  // namespace

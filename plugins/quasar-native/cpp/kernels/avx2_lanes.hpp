@@ -36,6 +36,11 @@ struct Avx2Lanes {
   static __m256i load_bytes(const uint8_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   }
+  static __m256i broadcast_four(const int8_t* inputs) {
+    int32_t four;
+    std::memcpy(&four, inputs, sizeof four);
+    return _mm256_set1_epi32(four);
+  }
   static __m256i low_halves(__m256i bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
   static __m256i high_halves(__m256i bytes) { return low_halves(_mm256_srli_epi16(bytes, 4)); }
 

@@ -10,9 +10,13 @@ struct Avx512 {
   static constexpr int kChannelRows = 16;
   static constexpr int kGroupRows = 8;
   static constexpr int kFloatRows = 8;
+  static constexpr bool kTotalsInMemory = false;
 
   using Floats = __m512;
-  using Weights = __m512i;
+  using Bytes = __m512i;
+  struct Halves {
+    __m512i low, high;
+  };
   using Sums = __m512i;
   using Words = __m512i;
 
@@ -24,15 +28,15 @@ struct Avx512 {
   static Floats multiply(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 
-  static Weights load8(const uint8_t* unit) { return _mm512_loadu_si512(unit); }
-  static void load4(const uint8_t* unit, Weights& low, Weights& high) {
+  static constexpr int32_t kLess8 = 0;
+  static Bytes load8(const uint8_t* unit) { return _mm512_loadu_si512(unit); }
+  static Halves load4(const uint8_t* unit) {
     const __m512i both = _mm512_loadu_si512(unit), half = _mm512_set1_epi8(15);
-    low = _mm512_and_si512(both, half);
-    high = _mm512_and_si512(_mm512_srli_epi16(both, 4), half);
+    return {_mm512_and_si512(both, half), _mm512_and_si512(_mm512_srli_epi16(both, 4), half)};
   }
   static Sums no_sums() { return _mm512_setzero_si512(); }
   // The intrinsic would do; GCC 12 copies every sum twice around it, and does not read `inputs` within the instruction.
-  static Sums dot(Sums sums, Weights weights, const int8_t* inputs) {
+  static Sums dot(Sums sums, Bytes weights, const int8_t* inputs) {
     using Four = const int8_t[4];
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weights), "m"(*reinterpret_cast<Four*>(inputs)));
     return sums;

@@ -8,23 +8,29 @@ struct AvxVnni : Avx2Lanes {
   static constexpr int kChannelRows = 4;
   static constexpr int kGroupRows = 4;
   static constexpr int kFloatRows = 2;
+  static constexpr bool kTotalsInMemory = false;
 
-  using Weights = Words;
+  using Bytes = Words;
+  struct Halves {
+    Words low, high;
+  };
   using Sums = Words;
 
-  static Weights load8(const uint8_t* unit) { return load_words(unit); }
-  static void load4(const uint8_t* unit, Weights& low, Weights& high) {
+  static constexpr int32_t kLess8 = 0;
+  static Bytes load8(const uint8_t* unit) { return load_words(unit); }
+  static Halves load4(const uint8_t* unit) {
     const Words both = load_words(unit);
-    low = {low_halves(both.low), low_halves(both.high)};
-    high = {high_halves(both.low), high_halves(both.high)};
+    return {{low_halves(both.low), low_halves(both.high)}, {high_halves(both.low), high_halves(both.high)}};
   }
   static Sums no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-  static Sums dot(Sums sums, Weights weights, const int8_t* inputs) {
-    int32_t four;
-    std::memcpy(&four, inputs, sizeof four);
-    const __m256i wide = _mm256_set1_epi32(four);
-    return {_mm256_dpbusd_avx_epi32(sums.low, weights.low, wide),
-            _mm256_dpbusd_avx_epi32(sums.high, weights.high, wide)};
+  static Sums dot(Sums sums, const Bytes& weights, const int8_t* inputs) {
+    const __m256i four = broadcast_four(inputs);
+    return {add_products(sums.low, weights.low, four), add_products(sums.high, weights.high, four)};
+  }
+  // As in AVX-512, GCC 12 copies every sum around the intrinsic.
+  static __m256i add_products(__m256i sums, __m256i weights, __m256i inputs) {
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(weights), "x"(inputs));
+    return sums;
   }
   static Floats total(Sums sums, uint32_t correction) { return to_floats(sums.low, sums.high, correction); }
 };

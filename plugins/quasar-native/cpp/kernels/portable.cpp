@@ -11,12 +11,17 @@ struct Portable {
   static constexpr int kChannelRows = 2;
   static constexpr int kGroupRows = 2;
   static constexpr int kFloatRows = 2;
+  static constexpr bool kTotalsInMemory = false;
 
   struct Floats {
     float lane[kLanes];
   };
-  struct Weights {
-    uint8_t byte[kLanes * 4];
+  // Floats, because few instruction sets have products of narrow integers for which compilers find them: all are exact.
+  struct Bytes {
+    Floats column[4];
+  };
+  struct Halves {
+    Bytes low, high;
   };
   struct Sums {
     uint32_t lane[kLanes];  // wraps around on the way; the end fits
@@ -55,26 +60,30 @@ struct Portable {
     return map([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
   }
 
-  static Weights load8(const uint8_t* unit) {
-    Weights weights;
-    std::memcpy(weights.byte, unit, sizeof weights.byte);
-    return weights;
+  static constexpr int32_t kLess8 = 0;
+  static Bytes load8(const uint8_t* unit) {
+    const Words words = load_words(unit);
+    return {{integers<0, 8>(words), integers<8, 8>(words), integers<16, 8>(words), integers<24, 8>(words)}};
   }
-  static void load4(const uint8_t* unit, Weights& low, Weights& high) {
-    for (int i = 0; i < kLanes * 4; ++i) {
-      low.byte[i] = unit[i] & 15;
-      high.byte[i] = unit[i] >> 4;
-    }
+  static Halves load4(const uint8_t* unit) {
+    const Words words = load_words(unit);
+    return {{{integers<0, 4>(words), integers<8, 4>(words), integers<16, 4>(words), integers<24, 4>(words)}},
+            {{integers<4, 4>(words), integers<12, 4>(words), integers<20, 4>(words), integers<28, 4>(words)}}};
   }
   static Sums no_sums() { return {}; }
-  static Sums dot(Sums sums, const Weights& weights, const int8_t* inputs) {
-    const int16_t input[4] = {inputs[0], inputs[1], inputs[2], inputs[3]};
-    for (int i = 0; i < kLanes; ++i) {
-      int32_t sum = 0;
-      for (int j = 0; j < 4; ++j) sum += int16_t(weights.byte[4 * i + j]) * input[j];
-      sums.lane[i] += static_cast<uint32_t>(sum);
-    }
+  static Floats products(const Bytes& weights, const int8_t* inputs) {
+    const float input[4] = {float(inputs[0]), float(inputs[1]), float(inputs[2]), float(inputs[3])};
+    return map([&](int i) {
+      return (weights.column[0].lane[i] * input[0] + weights.column[1].lane[i] * input[1]) +
+             (weights.column[2].lane[i] * input[2] + weights.column[3].lane[i] * input[3]);
+    });
+  }
+  static Sums add_exactly(Sums sums, const Floats& products) {
+    for (int i = 0; i < kLanes; ++i) sums.lane[i] += static_cast<uint32_t>(static_cast<int32_t>(products.lane[i]));
     return sums;
+  }
+  static Sums dot(const Sums& sums, const Bytes& weights, const int8_t* inputs) {
+    return add_exactly(sums, products(weights, inputs));
   }
   static Floats total(const Sums& sums, uint32_t correction) {
     return map([&](int i) { return float(static_cast<int32_t>(sums.lane[i] + correction)); });

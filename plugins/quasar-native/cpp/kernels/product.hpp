@@ -2,10 +2,13 @@
 //
 // `Isa` is a type of an unnamed namespace, so that what is made of these templates stays in its own file. It has
 //   Floats     kLanes float32, with load, store, broadcast, add, subtract, multiply and fma (a * b + c)
-//   Weights    kLanes x 4 unsigned bytes; load8 reads them, load4 makes two of kLanes x 8 halves of bytes
-//   Sums       kLanes int32 in the making; dot adds the products of Weights with 4 int8; total ends it as Floats
+//   Bytes      kLanes x 4 integers, which load8 reads less kLess8
+//   Halves     kLanes x 8 integers, which load4 reads: the Bytes low and high, or what dot takes at once
+//   Sums       kLanes int32 in the making; dot adds the products of Bytes with 4 int8, or of Halves with two times 4;
+//              total ends it as Floats
 //   Words      kLanes x 32 bits; lower_bf16, upper_bf16 and integers<shift, bits> make Floats of a part of each
-//   largest and round, see Kernels, and how many rows a pass serves: kChannelRows, kGroupRows, kFloatRows
+//   largest and round, see Kernels; how many rows a pass serves: kChannelRows, kGroupRows, kFloatRows; and
+//   kTotalsInMemory, whether the sums of one group need all registers
 #pragma once
 
 #include <cstring>
@@ -42,9 +45,7 @@ QUASAR_INLINE void fetch_ahead(const T* unit) {
 template <class Isa, int kRows, Format kFormat>
 QUASAR_INLINE void add_group(const uint8_t*& unit, const int8_t*& inputs, int64_t step, int64_t columns,
                              typename Isa::Sums* sums) {
-  using Sums = typename Isa::Sums;
-  using Weights = typename Isa::Weights;
-  Sums local[kRows];
+  typename Isa::Sums local[kRows];
   QUASAR_UNROLL
   for (int row = 0; row < kRows; ++row) local[row] = Isa::no_sums();
   constexpr int64_t kUnitColumns = kFormat == Format::int8 ? 4 : 8;
@@ -53,19 +54,26 @@ QUASAR_INLINE void add_group(const uint8_t*& unit, const int8_t*& inputs, int64_
   for (int64_t left = columns; left > 0; left -= kUnitColumns, weights += kLanes * 4) {
     fetch_ahead(weights);
     if constexpr (kFormat == Format::int8) {
-      const Weights all = Isa::load8(weights);
+      const auto bytes = Isa::load8(weights);
       QUASAR_UNROLL
-      for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], all, fours + 4 * row);
+      for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], bytes, fours + 4 * row);
       fours += step;
     } else {
-      Weights low, high;
-      Isa::load4(weights, low, high);
-      QUASAR_UNROLL
-      for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], low, fours + 4 * row);
-      fours += step;
-      QUASAR_UNROLL
-      for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], high, fours + 4 * row);
-      fours += step;
+      const auto halves = Isa::load4(weights);
+      if constexpr (requires { Isa::dot(local[0], halves, fours, fours); }) {
+        QUASAR_UNROLL
+        for (int row = 0; row < kRows; ++row) {
+          local[row] = Isa::dot(local[row], halves, fours + 4 * row, fours + step + 4 * row);
+        }
+        fours += 2 * step;
+      } else {
+        QUASAR_UNROLL
+        for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], halves.low, fours + 4 * row);
+        fours += step;
+        QUASAR_UNROLL
+        for (int row = 0; row < kRows; ++row) local[row] = Isa::dot(local[row], halves.high, fours + 4 * row);
+        fours += step;
+      }
     }
   }
   unit = weights;
@@ -74,8 +82,9 @@ QUASAR_INLINE void add_group(const uint8_t*& unit, const int8_t*& inputs, int64_
   for (int row = 0; row < kRows; ++row) sums[row] = local[row];
 }
 
-template <class Isa>
-QUASAR_INLINE typename Isa::Floats exact_total(typename Isa::Sums sums, int32_t base, int32_t row_sum) {
+template <class Isa, Format kFormat>
+QUASAR_INLINE typename Isa::Floats exact_total(const typename Isa::Sums& sums, int32_t base, int32_t row_sum) {
+  if constexpr (kFormat == Format::int8) base += Isa::kLess8;
   return Isa::total(sums, static_cast<uint32_t>(base) * static_cast<uint32_t>(row_sum));
 }
 
@@ -105,7 +114,8 @@ inline void channel_block(const IntegerProduct& product, int64_t first, int64_t 
   const typename Isa::Floats scales = Isa::load(weight.scales + block * kLanes);
   QUASAR_UNROLL
   for (int row = 0; row < kRows; ++row) {
-    const typename Isa::Floats total = exact_total<Isa>(sums[row], weight.base, product.inputs.sums[first + row]);
+    const int32_t row_sum = product.inputs.sums[first + row];
+    const typename Isa::Floats total = exact_total<Isa, kFormat>(sums[row], weight.base, row_sum);
     const typename Isa::Floats row_scale = Isa::broadcast(product.inputs.scales[first + row]);
     store_block<Isa>(weight, first + row, block, Isa::multiply(Isa::multiply(total, scales), row_scale),
                      product.outputs);
@@ -128,12 +138,14 @@ inline void group_block(const IntegerProduct& product, int64_t first, int64_t bl
   for (int64_t group = 0; group < weight.groups; ++group) {
     typename Isa::Sums sums[kRows];
     add_group<Isa, kRows, kFormat>(unit, fours, place.step, weight.group_columns, sums);
+    // Seen as one object in memory, they do not compete with the sums of add_group.
+    if constexpr (Isa::kTotalsInMemory) asm("" : "+m"(totals));
     const int64_t at = (block * weight.groups + group) * kLanes;
     const Floats scales = Isa::load(weight.scales + at);
     QUASAR_UNROLL
     for (int row = 0; row < kRows; ++row) {
       const int64_t of_row = (first + row) * weight.groups + group;
-      Floats part = exact_total<Isa>(sums[row], weight.base, inputs.sums[of_row]);
+      Floats part = exact_total<Isa, kFormat>(sums[row], weight.base, inputs.sums[of_row]);
       if constexpr (kZeroPoints) {
         const Floats row_sum = Isa::broadcast(static_cast<float>(inputs.sums[of_row]));
         part = Isa::subtract(part, Isa::multiply(Isa::load(weight.zero_points + at), row_sum));

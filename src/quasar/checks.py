@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quasar.errors import NumericalError, PluginError
 from quasar.protocols import AcceptancePolicy, Bindable, Drafter, DraftSession, Need, Verifier, VerifySession
-from quasar.sampling import Sampling, check_choosable
+from quasar.sampling import Sampling, check_choosable, largest
 from quasar.signatures import check_signatures
 from quasar.types import Draft, Verdict, Verification
 
@@ -76,12 +76,12 @@ def checked_verification(verification: Verification, draft: Draft, verifier: Ver
     expected = (len(draft) + 1, verifier.vocab_size)
     if shape != expected:
         raise PluginError(f"{name} returned logits of shape {list(shape)}, expected [k+1, V] = {list(expected)}")
-    largest = verification.logits.amax(dim=-1).tolist()  # NaN and +inf propagate; all -inf stays -inf
-    for position, value in enumerate(largest):
+    peaks = largest(verification.logits)  # NaN and +inf propagate; all -inf stays -inf
+    for position, value in enumerate(peaks):
         if not -float("inf") < value < float("inf"):
             raise NumericalError(
                 f"{name} returned logits whose largest value is {value} at position {position} of a block of "
-                f"{len(largest)}: no token can be chosen from them (non-finite weights, or float16 overflow?)"
+                f"{len(peaks)}: no token can be chosen from them (non-finite weights, or float16 overflow?)"
             )
     return verification
 

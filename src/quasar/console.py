@@ -19,7 +19,11 @@ NATIVE_GAIN = "compiled kernels and a compiled verifier, with which CPUs decode 
 
 
 def prepare_terminal() -> None:
-    """Keep the bars of other libraries for people; tqdm reads the variable when it is imported."""
+    """Settings that libraries read when they are imported: bars of progress are for people, threads wait asleep.
+
+    Threads of torch that spin after their work would be in the way of those of a compiled verifier.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 

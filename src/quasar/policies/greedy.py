@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quasar.errors import InvalidRequestError
-from quasar.sampling import Sampling
+from quasar.sampling import Sampling, best_token
 from quasar.types import Draft, Verdict, Verification
 
 
@@ -22,8 +22,7 @@ class GreedyPolicy:
                 f"temperature={sampling.temperature}, but the policy 'greedy' never samples; use 'auto', 'coupled', "
                 "'rejection' or 'block'"
             )
-        # torch documents that argmax returns the first of equal maxima: the lowest id.
-        best = verification.logits.argmax(dim=-1).tolist()
+        best = [best_token(row) for row in verification.logits]
         n_accepted = 0
         while n_accepted < len(draft) and draft.token_ids[n_accepted] == best[n_accepted]:
             n_accepted += 1

@@ -14,7 +14,7 @@ from huggingface_hub import snapshot_download
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from quasar.checkpoints.loading import hint_for, load_quantized, quantization_of
+from quasar.checkpoints.loading import load_quantized, quantization_of, why_unreadable
 from quasar.checkpoints.own import METHOD
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, QuasarError
 
@@ -89,8 +89,8 @@ def _load_quantized(
     name: str, quantization: Mapping[str, Any], dtype: str | torch.dtype | None, place: torch.device
 ) -> PreTrainedModel:
     """Through a format that is installed, and not by transformers, which would hide that the model is quantized."""
-    if hint := hint_for(quantization):
-        raise ModelNotFoundError(f"model {name!r} cannot be loaded: {hint}")
+    if reason := why_unreadable(quantization):
+        raise ModelNotFoundError(f"model {name!r} cannot be loaded: {reason}")
     number = _as_dtype(dtype, place)
     keeps_its_own = dtype is None and quantization["quant_method"] == METHOD
     stored = number if isinstance(number, torch.dtype) and not keeps_its_own else None

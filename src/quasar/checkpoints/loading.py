@@ -49,24 +49,16 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def is_readable(quantization: Mapping[str, Any]) -> bool:
-    """Whether something that is installed reads such a checkpoint."""
-    return str(quantization.get("quant_method")) in _formats()
-
-
-def hint_for(quantization: Mapping[str, Any] | None) -> str:
-    """What a user can do about a model that is quantized in a way that nothing reads; empty for any other."""
-    if quantization is None or is_readable(quantization):
-        return ""
+def why_unreadable(quantization: Mapping[str, Any]) -> str | None:
+    """Why nothing that is installed reads such a checkpoint, and what would do; ``None`` where something does."""
     method = quantization.get("quant_method")
+    methods = [entry.name for entry in default_registry().entries("checkpoint")]
+    if method in methods:
+        return None
     return (
-        f"it is quantized by {method!r}, and the plug-ins that are loaded read {', '.join(_formats())}; install one "
-        f"that reads it (quasar-{method}, say), or give the full model"
+        f"it is quantized by {method!r}, and the plug-ins that are loaded read {', '.join(methods)}; install one that "
+        f"reads it (quasar-{method}, say), or give the full model"
     )
-
-
-def _formats() -> list[str]:
-    return [entry.name for entry in default_registry().entries("checkpoint")]
 
 
 @torch.no_grad()

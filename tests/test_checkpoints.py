@@ -265,6 +265,18 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def test_a_loaded_model_does_not_change_with_its_file(tmp_path):
+    """What is in memory is no view of what may be overwritten later."""
+    saved(tmp_path, tiny("llama"))
+    model = load_model(str(tmp_path)).model
+    expected = logits(model)
+    path = tmp_path / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 4)
+        file.write(bytes(path.stat().st_size // 2))
+    assert torch.equal(logits(model), expected)
+
+
 def test_an_empty_folder_is_used_and_a_full_model_refused(tmp_path):
     """The first is what a mount looks like; the second would be no quantized model."""
     with pytest.raises(UnsupportedModelError, match="no quantized layer"):

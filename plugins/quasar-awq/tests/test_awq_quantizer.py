@@ -26,15 +26,6 @@ from quasar_awq.samples import sample_inputs
 CALIBRATION = [torch.tensor([random_prompt(40, seed=seed)]) for seed in (7, 8)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Many tiny operations, which a second thread only delays."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-
 @torch.no_grad()
 def logits(model: nn.Module) -> torch.Tensor:
     return model(torch.tensor([random_prompt(24)])).logits[0]

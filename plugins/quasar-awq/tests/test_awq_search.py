@@ -18,15 +18,6 @@ from quasar_awq.search import best_scales, candidate_scales, clip, scaling_error
 CALIBRATION = [torch.tensor([random_prompt(40, seed=seed)]) for seed in (7, 8)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Many tiny operations, which a second thread only delays."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
-
-
 def randn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 

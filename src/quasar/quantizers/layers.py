@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
 from quasar.quantizers.linear import QuantizedLinear, quantized_layers
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.quantizers.weight import ROWS_AT_ONCE, QuantizedWeight
 
 
 @attrs.frozen(eq=False)
@@ -64,8 +64,12 @@ class LayerReport:
         cls, name: str, weight: Tensor, record: QuantizedWeight, kernel: str, *, smoothed: bool = False
     ) -> LayerReport:
         """Compare an ``[out, in]`` weight with the record that was made of it."""
-        change = record.dequantize() - weight.float()
-        error = float(change.norm() / weight.float().norm().clamp_min(1e-30))
+        changed = size = 0.0
+        for first in range(0, record.shape[0], ROWS_AT_ONCE):
+            rows = weight[first : first + ROWS_AT_ONCE].float()
+            changed += float((record.rows(first, first + ROWS_AT_ONCE).dequantize() - rows).square().sum())
+            size += float(rows.square().sum())
+        error = (changed / max(size, 1e-60)) ** 0.5
         return cls(name, record.shape, record.bits, record.nbytes, kernel, error, smoothed)
 
 

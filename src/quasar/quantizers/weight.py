@@ -72,6 +72,13 @@ class QuantizedWeight:
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return attrs.evolve(self, **moved)
 
+    def rows(self, first: int, last: int) -> QuantizedWeight:
+        """The outputs from ``first`` up to ``last``, as views."""
+        zero_points = None if self.zero_points is None else self.zero_points[first:last]
+        return attrs.evolve(
+            self, values=self.values[first:last], scales=self.scales[first:last], zero_points=zero_points
+        )
+
     def dequantize(self) -> Tensor:
         """``[out, in]`` float32, contiguous; column j multiplies input j."""
         groups = _in_groups(self.values.to(torch.float32, memory_format=torch.contiguous_format), self.group_size)
@@ -80,6 +87,9 @@ class QuantizedWeight:
         columns = (groups * self.scales.unsqueeze(-1)).flatten(1)
         return columns if self.input_order is None else columns[:, self.input_order.argsort()]
 
+
+ROWS_AT_ONCE = 4096
+"""Of a weight, where temporary copies in float32 are made: those of a whole output head would be large."""
 
 _TENSORS = ("values", "scales", "zero_points", "input_order", "input_scale")
 
@@ -129,8 +139,14 @@ def quantize_symmetric(weight: Tensor, bits: int = 8, group_size: int | None = N
         int8 values ``[out, in]`` and float32 scales ``[out, groups]``; ``|weight − values·scales| ≤ scales/2``.
         A group of zeros gets the scale 1.
     """
+    parts = [_round_symmetric(rows, bits, group_size) for rows in torch.split(weight.detach(), ROWS_AT_ONCE)]
+    values, scales = (torch.cat(part) for part in zip(*parts, strict=True))
+    return values, scales
+
+
+def _round_symmetric(weight: Tensor, bits: int, group_size: int | None) -> tuple[Tensor, Tensor]:
     largest = 2 ** (bits - 1) - 1
-    groups = _in_groups(weight.detach().to(torch.float32), group_size or weight.shape[1])
+    groups = _in_groups(weight.to(torch.float32), group_size or weight.shape[1])
     scales = groups.abs().amax(dim=2) / largest
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     values = (groups / scales.unsqueeze(2)).round_().clamp_(-largest, largest)

@@ -10,8 +10,10 @@ void Cache::reserve(int64_t length) {
     blocks_.reserve(blocks_.size() + 1);
     pointers_.reserve(blocks_.size() + 1);
     // Zeros: padding must be zero, and what a block does not hold yet is read, though never used in a sum.
-    blocks_.push_back(std::make_unique<std::byte[]>(layers_ * heads_ * layout_.bytes));
-    pointers_.push_back(blocks_.back().get());
+    Buffer<std::byte> block(static_cast<size_t>(layers_ * heads_ * layout_.bytes));
+    block.fill_with_zeros();
+    pointers_.push_back(block.data());
+    blocks_.push_back(std::move(block));
   }
 }
 

@@ -3,9 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
+#include "buffer.hpp"
 #include "row_kernels.hpp"
 
 namespace quasar {
@@ -21,13 +21,13 @@ class Cache {
   const std::byte* const* blocks() const { return pointers_.data(); }
   int64_t head_offset(int64_t layer, int64_t head) const { return (layer * heads_ + head) * layout_.bytes; }
   std::byte* head(int64_t position, int64_t layer, int64_t head) {
-    return blocks_[position / kBlockPositions].get() + head_offset(layer, head);
+    return blocks_[position / kBlockPositions].data() + head_offset(layer, head);
   }
 
  private:
   HeadLayout layout_;
   int64_t layers_, heads_;
-  std::vector<std::unique_ptr<std::byte[]>> blocks_;
+  std::vector<Buffer<std::byte>> blocks_;
   std::vector<const std::byte*> pointers_;
 };
 

@@ -9,7 +9,8 @@ namespace {
 struct Avx512 {
   static constexpr int kChannelRows = 16;
   static constexpr int kGroupRows = 8;
-  static constexpr int kFloatRows = 8;
+  static constexpr int kFloatRows = 16;
+  static constexpr int kRowsOfTwoChains = 8;
   static constexpr bool kTotalsInMemory = false;
 
   using Floats = __m512;

@@ -8,6 +8,7 @@ struct AvxVnni : Avx2Lanes {
   static constexpr int kChannelRows = 4;
   static constexpr int kGroupRows = 4;
   static constexpr int kFloatRows = 2;
+  static constexpr int kRowsOfTwoChains = 2;
   static constexpr bool kTotalsInMemory = false;
 
   using Bytes = Words;

@@ -11,6 +11,7 @@ struct Portable {
   static constexpr int kChannelRows = 2;
   static constexpr int kGroupRows = 2;
   static constexpr int kFloatRows = 2;
+  static constexpr int kRowsOfTwoChains = 2;
   static constexpr bool kTotalsInMemory = false;
 
   struct Floats {

@@ -7,8 +7,9 @@
 //   Sums       kLanes int32 in the making; dot adds the products of Bytes with 4 int8, or of Halves with two times 4;
 //              total ends it as Floats
 //   Words      kLanes x 32 bits; lower_bf16, upper_bf16 and integers<shift, bits> make Floats of a part of each
-//   largest and round, see Kernels; how many rows a pass serves: kChannelRows, kGroupRows, kFloatRows; and
-//   kTotalsInMemory, whether the sums of one group need all registers
+//   largest and round, see Kernels; how many rows a pass serves: kChannelRows, kGroupRows, kFloatRows; of how many rows
+//   the chains of even and of odd columns fit in the registers: kRowsOfTwoChains; and kTotalsInMemory, whether the sums
+//   of one group need all registers
 #pragma once
 
 #include <cstring>
@@ -33,11 +34,11 @@ QUASAR_INLINE void store_lanes(float* to, typename Isa::Floats values, int64_t l
   std::memcpy(to, buffer, static_cast<size_t>(lanes) * sizeof(float));
 }
 
-// Weights far enough ahead to arrive in time; a block is followed by the next one.
+// Weights far enough ahead to arrive in time from memory, into the second cache; a block is followed by the next one.
 template <class T>
 QUASAR_INLINE void fetch_ahead(const T* unit) {
-  constexpr int64_t kAhead = 2048;
-  __builtin_prefetch(reinterpret_cast<const char*>(unit) + kAhead);
+  constexpr int64_t kAhead = 8192;
+  __builtin_prefetch(reinterpret_cast<const char*>(unit) + kAhead, 0, 2);
 }
 
 // Integer sums of one group: exact, so their order does not matter. `inputs` is the place of the first row, see
@@ -236,47 +237,70 @@ constexpr int shift_to(int column) {
   return kFormat == Format::int8 ? 8 * column : 8 * (column % 4) + 4 * (column / 4);
 }
 
+// Column kAt of a unit of a float format, or of two units of float32; integers with their offset added.
+template <class Isa, Format kFormat, int kAt>
+QUASAR_INLINE typename Isa::Floats column_of(const uint8_t* unit, typename Isa::Floats offset) {
+  if constexpr (kFormat == Format::f32) {
+    return Isa::load(reinterpret_cast<const float*>(unit) + kAt * kLanes);
+  } else if constexpr (kFormat == Format::bf16) {
+    return kAt == 0 ? Isa::lower_bf16(Isa::load_words(unit)) : Isa::upper_bf16(Isa::load_words(unit));
+  } else {
+    constexpr int kBits = kFormat == Format::int8 ? 8 : 4;
+    return Isa::add(Isa::template integers<shift_to<kFormat>(kAt), kBits>(Isa::load_words(unit)), offset);
+  }
+}
+
+// Adds the products of some columns of one group: of the even ones, the odd ones, or both. `inputs` is the place of the
+// first row in a panel of floats, [columns][rows].
+template <class Isa, int kRows, Format kFormat, bool kEven, bool kOdd>
+QUASAR_INLINE void add_columns(const uint8_t* unit, const float* inputs, int64_t step, int64_t columns,
+                               typename Isa::Floats offset, typename Isa::Floats* even, typename Isa::Floats* odd) {
+  using Floats = typename Isa::Floats;
+  const auto add_column = [&](Floats* chains, Floats weights) __attribute__((always_inline)) {
+    QUASAR_UNROLL
+    for (int row = 0; row < kRows; ++row) chains[row] = Isa::fma(weights, Isa::broadcast(inputs[row]), chains[row]);
+  };
+  constexpr int kBits = kFormat == Format::f32 ? 32 : kFormat == Format::bf16 ? 16 : kFormat == Format::int8 ? 8 : 4;
+  constexpr int kUnitColumns = kFormat == Format::f32 ? 2 : 32 / kBits;
+  constexpr int kLines = kFormat == Format::f32 ? 2 : 1;
+  for (int64_t left = columns; left > 0; left -= kUnitColumns, unit += kLines * kLanes * 4) {
+    for (int line = 0; kEven && line < kLines; ++line) fetch_ahead(unit + line * kLanes * 4);
+    [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
+      const auto add = [&]<int kAt>() __attribute__((always_inline)) {
+        if constexpr (kAt % 2 == 0 ? kEven : kOdd) {
+          add_column(kAt % 2 == 0 ? even : odd, column_of<Isa, kFormat, kAt>(unit, offset));
+        }
+        inputs += step;
+      };
+      (add.template operator()<kColumn>(), ...);
+    }(std::make_integer_sequence<int, kUnitColumns>{});
+  }
+}
+
 // Sums of floats over one group: a row has two chains of them, of its even columns and of its odd ones, because one alone
-// would wait for itself. `inputs` is the place of the first row in a panel of floats, [columns][rows].
+// would wait for itself. Many rows do not, and the chains of all would not fit in the registers: there, all even columns
+// come first.
 template <class Isa, int kRows, Format kFormat>
-QUASAR_INLINE void add_float_group(const uint8_t*& unit, const float*& inputs, int64_t step, int64_t columns,
+QUASAR_INLINE void add_float_group(const uint8_t* unit, const float* inputs, int64_t step, int64_t columns,
                                    typename Isa::Floats offset, typename Isa::Floats* sums) {
   using Floats = typename Isa::Floats;
   Floats even[kRows], odd[kRows];
   QUASAR_UNROLL
   for (int row = 0; row < kRows; ++row) even[row] = odd[row] = Isa::broadcast(-0.0f);
-  const float* at = inputs;
-  const auto add_column = [&](Floats (&chains)[kRows], Floats weights) __attribute__((always_inline)) {
+  if constexpr (kRows <= Isa::kRowsOfTwoChains) {
+    add_columns<Isa, kRows, kFormat, true, true>(unit, inputs, step, columns, offset, even, odd);
     QUASAR_UNROLL
-    for (int row = 0; row < kRows; ++row) chains[row] = Isa::fma(weights, Isa::broadcast(at[row]), chains[row]);
-    at += step;
-  };
-  constexpr int kBits = kFormat == Format::f32 ? 32 : kFormat == Format::bf16 ? 16 : kFormat == Format::int8 ? 8 : 4;
-  constexpr int kUnits = kFormat == Format::f32 ? 2 : 1;
-  const uint8_t* words_at = unit;
-  for (int64_t left = columns; left > 0; left -= kUnits * 32 / kBits) {
-    fetch_ahead(words_at);
-    if constexpr (kFormat == Format::f32) {
-      add_column(even, Isa::load(reinterpret_cast<const float*>(words_at)));
-      add_column(odd, Isa::load(reinterpret_cast<const float*>(words_at) + kLanes));
-    } else if constexpr (kFormat == Format::bf16) {
-      const typename Isa::Words words = Isa::load_words(words_at);
-      add_column(even, Isa::lower_bf16(words));
-      add_column(odd, Isa::upper_bf16(words));
-    } else {
-      const typename Isa::Words words = Isa::load_words(words_at);
-      [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
-        (add_column(kColumn % 2 == 0 ? even : odd,
-                    Isa::add(Isa::template integers<shift_to<kFormat>(kColumn), kBits>(words), offset)),
-         ...);
-      }(std::make_integer_sequence<int, 32 / kBits>{});
-    }
-    words_at += kUnits * kLanes * 4;
+    for (int row = 0; row < kRows; ++row) sums[row] = Isa::add(even[row], odd[row]);
+  } else {
+    Floats kept[kRows];
+    add_columns<Isa, kRows, kFormat, true, false>(unit, inputs, step, columns, offset, even, odd);
+    QUASAR_UNROLL
+    for (int row = 0; row < kRows; ++row) kept[row] = even[row];
+    asm("" : "+m"(kept));  // seen as one object in memory, they do not compete for registers with the other chains
+    add_columns<Isa, kRows, kFormat, false, true>(unit, inputs, step, columns, offset, even, odd);
+    QUASAR_UNROLL
+    for (int row = 0; row < kRows; ++row) sums[row] = Isa::add(kept[row], odd[row]);
   }
-  unit = words_at;
-  inputs = at;
-  QUASAR_UNROLL
-  for (int row = 0; row < kRows; ++row) sums[row] = Isa::add(even[row], odd[row]);
 }
 
 struct FloatProduct {
@@ -296,6 +320,7 @@ inline void float_block(const FloatProduct& product, int64_t first, int64_t bloc
   const PlaceInPanel place = float_place_in_panel(first, product.rows, weight.groups * weight.group_columns);
   const uint8_t* unit = static_cast<const uint8_t*>(weight.blocks) + block * weight.block_bytes;
   const float* inputs = product.inputs + place.offset;
+  const int64_t group_bytes = weight.block_bytes / weight.groups;
   Floats totals[kRows];
   QUASAR_UNROLL
   for (int row = 0; row < kRows; ++row) totals[row] = Isa::broadcast(-0.0f);
@@ -305,6 +330,9 @@ inline void float_block(const FloatProduct& product, int64_t first, int64_t bloc
     if (kIntegers && weight.zero_points != nullptr) offset = Isa::subtract(offset, Isa::load(weight.zero_points + at));
     Floats sums[kRows];
     add_float_group<Isa, kRows, kFormat>(unit, inputs, place.step, weight.group_columns, offset, sums);
+    unit += group_bytes;
+    inputs += weight.group_columns * place.step;
+    if constexpr (kRows > Isa::kRowsOfTwoChains) asm("" : "+m"(totals));
     QUASAR_UNROLL
     for (int row = 0; row < kRows; ++row) {
       if constexpr (kIntegers) sums[row] = Isa::multiply(sums[row], Isa::load(weight.scales + at));

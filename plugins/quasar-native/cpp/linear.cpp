@@ -42,12 +42,13 @@ void check_shape(int64_t out, int64_t in, int64_t groups) {
 
 // Calls work(BlockRange) for parts of all blocks, which are long enough to be worth it.
 template <class Work>
-void over_blocks(const Packed& packed, int64_t rows, ThreadPool& pool, const Work& work) {
+void over_blocks(const Packed& packed, int64_t rows, ThreadPool& pool, Memory next, const Work& work) {
   const int64_t blocks = packed.n_blocks();
   const int64_t passes = (rows + kRowsInAPass - 1) / kRowsInAPass;
   const int64_t wanted = pool.size() == 1 ? 1 : pool.size() * kPartsPerThread;
   const int64_t parts = std::clamp<int64_t>(packed.bytes() * passes / kPartBytes, 1, std::min(wanted, blocks));
-  pool.parallel(parts, [&](int64_t part) { work(BlockRange{blocks * part / parts, blocks * (part + 1) / parts}); });
+  const auto run = [&](int64_t part) { work(BlockRange{blocks * part / parts, blocks * (part + 1) / parts}); };
+  pool.parallel(parts, run, next);
 }
 
 template <class Work>
@@ -99,14 +100,15 @@ class PackedLinear : public QuantizedLinear {
   int64_t out() const override { return packed_.view().out; }
   int64_t in() const override { return packed_.in(); }
   int64_t bytes() const override { return packed_.bytes(); }
+  Memory values() const override { return {packed_.view().blocks, packed_.n_blocks() * packed_.view().block_bytes}; }
 
-  void multiply(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool) const override {
+  void multiply(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool, Memory next) const override {
     for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
       const int64_t n = std::min(kRowsAtOnce, rows - first);
       const float* arranged = columns_.arrange(inputs + first * in(), in(), n, pool);
       float* results = outputs + first * out();
-      activations_ == Activations::none ? multiply_floats(arranged, n, results, pool)
-                                        : multiply_integers(quantize(arranged, n, pool), n, results, pool);
+      activations_ == Activations::none ? multiply_floats(arranged, n, results, pool, next)
+                                        : multiply_integers(quantize(arranged, n, pool), n, results, pool, next);
     }
   }
 
@@ -117,10 +119,11 @@ class PackedLinear : public QuantizedLinear {
   }
 
  private:
-  void multiply_floats(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool) const {
+  void multiply_floats(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool, Memory next) const {
     const auto multiply = kernels_.multiply_float[static_cast<int>(packed_.format())];
     const float* panels = rows == 1 ? inputs : put_into_panels(inputs, rows, pool);
-    over_blocks(packed_, rows, pool, [&](BlockRange range) { multiply(packed_.view(), panels, rows, range, outputs); });
+    over_blocks(packed_, rows, pool, next,
+                [&](BlockRange range) { multiply(packed_.view(), panels, rows, range, outputs); });
   }
 
   const float* put_into_panels(const float* inputs, int64_t rows, ThreadPool& pool) const {
@@ -134,9 +137,11 @@ class PackedLinear : public QuantizedLinear {
     return panels;
   }
 
-  void multiply_integers(const QuantizedRows& inputs, int64_t rows, float* outputs, ThreadPool& pool) const {
+  void multiply_integers(const QuantizedRows& inputs, int64_t rows, float* outputs, ThreadPool& pool,
+                         Memory next) const {
     const auto multiply = packed_.format() == Format::int8 ? kernels_.multiply_int8 : kernels_.multiply_int4;
-    over_blocks(packed_, rows, pool, [&](BlockRange range) { multiply(packed_.view(), inputs, rows, range, outputs); });
+    over_blocks(packed_, rows, pool, next,
+                [&](BlockRange range) { multiply(packed_.view(), inputs, rows, range, outputs); });
   }
 
   QuantizedRows quantize(const float* inputs, int64_t rows, ThreadPool& pool) const {

@@ -32,9 +32,12 @@ class Linear {
   // outputs[rows, out] = inputs[rows, in] * W^T. The bits of a row depend on that row of the inputs alone: not on the
   // other rows, their number or the number of threads. A row with an input that is not finite gets outputs of NaN, but
   // for int8_static, which cuts infinities off as it does all large values, and for "none", which follows IEEE 754.
-  virtual void multiply(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool) const = 0;
+  // `next` is what the pool's next loop reads.
+  virtual void multiply(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool, Memory next = {}) const = 0;
   // Bytes of weights that one pass over up to `rows_per_pass` rows reads from memory.
   virtual int64_t bytes() const = 0;
+  // The values among them, in the order in which a product reads them.
+  virtual Memory values() const = 0;
 };
 
 // A quantized weight that can be given back as it was.

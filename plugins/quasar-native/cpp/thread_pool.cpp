@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,7 +21,7 @@ namespace {
 
 // Some tens of microseconds: longer than what lies between two products of one forward.
 constexpr int kSpins = 4000;
-constexpr int64_t kMostParts = INT32_MAX;
+constexpr int64_t kMostParts = UINT16_MAX;
 
 void pause() {
 #if defined(__x86_64__) || defined(_M_X64)
@@ -41,97 +41,141 @@ void watch_forks() {
 #endif
 }
 
+// The parts of a job that nobody has taken of one thread's share: the number of the job in the upper half, so that a
+// thread that comes late takes nothing of the next job, then the first part and the one behind the last.
+class alignas(64) Share {
+ public:
+  void give(uint32_t job, int64_t begin, int64_t end) {
+    state_.store(uint64_t{job} << 32 | static_cast<uint64_t>(begin) << 16 | static_cast<uint64_t>(end),
+                 std::memory_order_release);
+  }
+
+  // The owner takes the first, who helps out the last: so each reads memory in one direction.
+  std::optional<int64_t> take(uint32_t job, bool first) {
+    uint64_t seen = state_.load(std::memory_order_acquire);
+    for (;;) {
+      const int64_t begin = seen >> 16 & UINT16_MAX, end = seen & UINT16_MAX;
+      if (seen >> 32 != job || begin == end) return std::nullopt;
+      if (state_.compare_exchange_weak(seen, first ? seen + (1 << 16) : seen - 1, std::memory_order_acq_rel)) {
+        return first ? begin : end - 1;
+      }
+    }
+  }
+
+ private:
+  std::atomic<uint64_t> state_{0};
+};
+
+// Moves the beginning of a thread's share of some memory to its cache, step by step.
+class Fetching {
+ public:
+  Fetching(Memory memory, int64_t thread, int64_t threads)
+      : at_(static_cast<const char*>(memory.begin) + memory.bytes * thread / threads),
+        left_(std::min(memory.bytes / threads, kMost)) {}
+
+  bool step() {
+    if (left_ <= 0) return false;
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(at_ + line * kLine, 0, 2);
+    at_ += kLines * kLine;
+    left_ -= kLines * kLine;
+    return true;
+  }
+
+ private:
+  static constexpr int64_t kMost = int64_t{128} << 10;  // leaves room in a core's second cache for what is at work
+  static constexpr int kLine = 64, kLines = 4;
+  const char* at_;
+  int64_t left_;
+};
+
 }  // namespace
 
-// One job at a time. `state` holds the number of the job in its upper half and how many of its parts nobody has taken in
-// its lower half: a thread that comes late, with the state of an earlier job, takes nothing of this one. The caller
-// waits until all parts are done, not until all threads have woken up.
+// One job at a time. The caller waits until all parts are done, not until all threads have woken up.
 struct ThreadPool::Shared {
-  alignas(64) std::atomic<uint64_t> state{0};
-  alignas(64) std::atomic<int64_t> unfinished{0};
+  explicit Shared(int threads) : shares(threads) {}
+
+  alignas(64) std::atomic<uint32_t> job{0};  // its number
+  alignas(64) std::atomic<uint32_t> unfinished{0};
   // Written before the job is announced; read by those who hold a part of it.
-  Function function = nullptr;
+  alignas(64) Function function = nullptr;
   const void* context = nullptr;
-  int64_t parts = 0;
+  std::atomic<const void*> next{nullptr};
+  std::atomic<int64_t> next_bytes{0};
+  std::vector<Share> shares;
   std::atomic_flag failed;
   std::exception_ptr error;
 
   alignas(64) std::atomic<bool> busy{false};
   std::atomic<bool> closing{false};
-  std::mutex mutex;
-  std::condition_variable begun, ended;
   const int forks_before = forks.load();
   std::vector<std::thread> threads;
 
-  static uint32_t untaken(uint64_t state) { return static_cast<uint32_t>(state); }
-
-  void begin(int64_t n, Function f, const void* c) {
+  uint32_t begin(int64_t parts, Function f, const void* c, Memory upcoming) {
+    const int64_t n = static_cast<int64_t>(shares.size());
+    const uint32_t number = job.load(std::memory_order_relaxed) + 1;
     function = f;
     context = c;
-    parts = n;
+    next.store(upcoming.begin, std::memory_order_relaxed);
+    next_bytes.store(upcoming.bytes, std::memory_order_relaxed);
     failed.clear();
     error = nullptr;
-    unfinished.store(n, std::memory_order_relaxed);
-    {
-      std::lock_guard lock(mutex);
-      const uint64_t number = (state.load(std::memory_order_relaxed) >> 32) + 1;
-      state.store(number << 32 | static_cast<uint64_t>(n), std::memory_order_release);
-    }
-    begun.notify_all();
+    unfinished.store(static_cast<uint32_t>(parts), std::memory_order_relaxed);
+    for (int64_t i = 0; i < n; ++i) shares[i].give(number, parts * i / n, parts * (i + 1) / n);
+    announce(number);
+    return number;
   }
 
-  void work_on_parts() {
-    uint64_t seen = state.load(std::memory_order_acquire);
-    while (untaken(seen) > 0) {
-      if (!state.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel)) continue;
-      try {
-        function(context, parts - untaken(seen));
-      } catch (...) {
-        if (!failed.test_and_set()) error = std::current_exception();
-        finish(drop_untaken());
+  void announce(uint32_t number) {
+    job.store(number, std::memory_order_release);
+    job.notify_all();
+  }
+
+  void work(size_t self, uint32_t number) {
+    uint32_t done = 0;
+    for (size_t i = 0; i < shares.size(); ++i) {
+      Share& share = shares[(self + i) % shares.size()];
+      while (const std::optional<int64_t> part = share.take(number, i == 0)) {
+        run_part(*part);
+        ++done;
       }
-      finish(1);
-      seen = state.load(std::memory_order_acquire);
+    }
+    if (done > 0 && unfinished.fetch_sub(done, std::memory_order_acq_rel) == done) unfinished.notify_one();
+  }
+
+  void run_part(int64_t part) {
+    if (failed.test()) return;
+    try {
+      function(context, part);
+    } catch (...) {
+      if (!failed.test_and_set()) error = std::current_exception();
     }
   }
 
-  // Called by who holds a part, so that the job in `state` is the one that failed.
-  int64_t drop_untaken() {
-    uint64_t seen = state.load(std::memory_order_acquire);
-    while (!state.compare_exchange_weak(seen, seen - untaken(seen), std::memory_order_acq_rel)) {
-    }
-    return untaken(seen);
-  }
-
-  void finish(int64_t n) {
-    if (n == 0 || unfinished.fetch_sub(n, std::memory_order_acq_rel) != n) return;
-    std::lock_guard lock(mutex);
-    ended.notify_one();
-  }
-
-  template <class Condition>
-  void wait(std::condition_variable& signal, const Condition& condition) {
+  // Until the value is another one.
+  void wait(size_t self, std::atomic<uint32_t>& value, uint32_t old) {
+    Fetching fetching({next.load(std::memory_order_relaxed), next_bytes.load(std::memory_order_relaxed)},
+                      static_cast<int64_t>(self), static_cast<int64_t>(shares.size()));
     for (int spin = 0; spin < kSpins; ++spin) {
-      if (condition()) return;
-      pause();
+      if (value.load(std::memory_order_acquire) != old) return;
+      if (!fetching.step()) pause();
     }
-    std::unique_lock lock(mutex);
-    signal.wait(lock, condition);
+    value.wait(old, std::memory_order_acquire);
   }
 
-  void serve() {
-    while (!closing.load(std::memory_order_acquire)) {
-      wait(begun, [&] { return untaken(state.load(std::memory_order_acquire)) > 0 || closing.load(); });
-      work_on_parts();
+  void wait_for_all() {
+    while (const uint32_t left = unfinished.load(std::memory_order_acquire)) wait(0, unfinished, left);
+  }
+
+  void serve(size_t self) {
+    for (uint32_t number = 0; !closing.load(std::memory_order_acquire); number = job.load(std::memory_order_acquire)) {
+      work(self, number);
+      wait(self, job, number);
     }
   }
 
   void close() {
-    {
-      std::lock_guard lock(mutex);
-      closing.store(true);
-    }
-    begun.notify_all();
+    closing.store(true);
+    announce(job.load() + 1);
     for (std::thread& thread : threads) thread.join();
   }
 };
@@ -139,9 +183,9 @@ struct ThreadPool::Shared {
 ThreadPool::ThreadPool(int threads) : threads_(std::max(threads, 1)) {
   if (threads_ == 1) return;
   watch_forks();
-  shared_ = std::make_unique<Shared>();
+  shared_ = std::make_unique<Shared>(threads_);
   try {
-    for (int i = 1; i < threads_; ++i) shared_->threads.emplace_back([shared = shared_.get()] { shared->serve(); });
+    for (int i = 1; i < threads_; ++i) shared_->threads.emplace_back([shared = shared_.get(), i] { shared->serve(i); });
   } catch (...) {
     shared_->close();
     throw;
@@ -157,16 +201,16 @@ ThreadPool::~ThreadPool() {
   }
 }
 
-void ThreadPool::run(int64_t parts, Function function, const void* context) {
+void ThreadPool::run(int64_t parts, Function function, const void* context, Memory next) {
   const bool alone = !shared_ || parts < 2 || parts > kMostParts ||
                      shared_->forks_before != forks.load(std::memory_order_relaxed);
   if (alone || shared_->busy.exchange(true, std::memory_order_acquire)) {
     for (int64_t part = 0; part < parts; ++part) function(context, part);
     return;
   }
-  shared_->begin(parts, function, context);
-  shared_->work_on_parts();
-  shared_->wait(shared_->ended, [&] { return shared_->unfinished.load(std::memory_order_acquire) == 0; });
+  const uint32_t number = shared_->begin(parts, function, context, next);
+  shared_->work(0, number);
+  shared_->wait_for_all();
   const std::exception_ptr error = std::exchange(shared_->error, nullptr);
   shared_->busy.store(false, std::memory_order_release);
   if (error) std::rethrow_exception(error);

@@ -9,7 +9,7 @@ namespace quasar {
 void LayerAttention::run() const {
   const int64_t dim = model.head_dim, heads = model.heads, shared = model.key_value_heads;
   Workspace& space = model.workspace;
-  float* qkv = space.qkv.floats(rows * layer.qkv.out());
+  float* qkv = space.qkv.at_least(rows * layer.qkv.out());
   const Columns queries = columns(layer.qkv, qkv, rows, 0);
   const Columns keys = columns(layer.qkv, qkv, rows, heads * dim);
   const Columns values = columns(layer.qkv, qkv, rows, (heads + shared) * dim);
@@ -26,19 +26,20 @@ void LayerAttention::run() const {
   });
 
   const int64_t together = heads / shared;
-  float* mixed = space.mixed.floats(rows * heads * dim);
+  float* mixed = space.mixed.at_least(rows * heads * dim);
   const int64_t scratch = attention_scratch(0, at + rows, together);
   const int64_t seen = layer.window > 0 ? std::min(layer.window, at + rows) : at + rows;
   // Jobs that run at the same time need scratch memory of their own: there is one for each part of the loop.
   const int64_t jobs = rows * shared, work = 2 * together * dim * seen;
   const int64_t parts = std::min<int64_t>(jobs, 4 * model.pool->size());
-  float* scores = space.scores.floats(parts * scratch);
-  for_rows(*model.pool, parts, jobs * work / parts, [&](int64_t part) {
+  float* scores = space.scores.at_least(parts * scratch);
+  const auto attend_part = [&](int64_t part) {
     for (int64_t job = part; job < jobs; job += parts) {
       const int64_t row = job / shared, head = job % shared;
       attend(row, head, queries.row(row), mixed + row * heads * dim, scores + part * scratch);
     }
-  });
+  };
+  for_rows(*model.pool, parts, jobs * work / parts, attend_part, layer.attention_out.begin());
 }
 
 void LayerAttention::prepare(int64_t row, float* head, const Vector& norm) const {
@@ -47,7 +48,8 @@ void LayerAttention::prepare(int64_t row, float* head, const Vector& norm) const
   if (layer.rope < 0) return;
   const int64_t offset = (layer.rope * rows + row) * (model.head_dim / 2);
   const int64_t tables = static_cast<int64_t>(model.ropes.size()) * rows * (model.head_dim / 2);
-  kernels.rotate(head, model.workspace.cosines.floats(tables) + offset, model.workspace.sines.floats(tables) + offset,
+  Workspace& space = model.workspace;
+  kernels.rotate(head, space.cosines.at_least(tables) + offset, space.sines.at_least(tables) + offset,
                  static_cast<int64_t>(model.ropes[layer.rope].inverse_frequencies.size()));
 }
 

@@ -21,6 +21,7 @@ struct Projection {
   Vector bias;  // of all parts together
 
   int64_t out() const;
+  Memory begin() const { return parts.front()->values(); }  // what its product reads first
 };
 
 // How positions turn queries and keys (rotary embedding, Su et al. 2021).

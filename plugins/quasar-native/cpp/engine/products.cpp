@@ -2,11 +2,14 @@
 
 namespace quasar {
 
-void multiply(const Model& model, const Projection& projection, const float* inputs, int64_t rows, float* outputs) {
+void multiply(const Model& model, const Projection& projection, const float* inputs, int64_t rows, float* outputs,
+              Memory next) {
   const float* bias = projection.bias.empty() ? nullptr : projection.bias.data();
-  for (const auto& part : projection.parts) {
+  for (size_t i = 0; i < projection.parts.size(); ++i) {
+    const auto& part = projection.parts[i];
     const int64_t out = part->out();
-    part->multiply(inputs, rows, outputs, *model.pool);
+    const bool last = i + 1 == projection.parts.size();
+    part->multiply(inputs, rows, outputs, *model.pool, last ? next : projection.parts[i + 1]->values());
     for (int64_t row = 0; bias != nullptr && row < rows; ++row) model.kernels.add(outputs + row * out, bias, out);
     outputs += rows * out;
     if (bias != nullptr) bias += out;

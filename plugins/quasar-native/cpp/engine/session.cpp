@@ -66,7 +66,7 @@ void Session::forward(const int32_t* token_ids, int64_t n, int64_t n_logits, flo
 void Session::embed(const int32_t* token_ids, int64_t rows) {
   const Embedding& embedding = model_->embedding;
   const int64_t hidden = model_->hidden;
-  float* residual = model_->workspace.residual.floats(rows * hidden);
+  float* residual = model_->workspace.residual.at_least(rows * hidden);
   for (int64_t row = 0; row < rows; ++row) {
     float* to = residual + row * hidden;
     const int64_t begin = token_ids[row] * hidden;
@@ -82,8 +82,8 @@ void Session::embed(const int32_t* token_ids, int64_t rows) {
 // Cosines and sines of all ropes: [ropes, rows, head_dim / 2], of which a rope may fill less.
 void Session::turn_tables(int64_t rows, int64_t at) {
   const int64_t half = model_->head_dim / 2, count = static_cast<int64_t>(model_->ropes.size());
-  float* cosines = model_->workspace.cosines.floats(count * rows * half);
-  float* sines = model_->workspace.sines.floats(count * rows * half);
+  float* cosines = model_->workspace.cosines.at_least(count * rows * half);
+  float* sines = model_->workspace.sines.at_least(count * rows * half);
   for (int64_t i = 0; i < count; ++i) {
     const Rope& rope = model_->ropes[i];
     for (int64_t row = 0; row < rows; ++row) {
@@ -102,12 +102,12 @@ void Session::run_layers(int64_t rows, int64_t at) {
   const RowKernels& kernels = model.kernels;
   Workspace& space = model.workspace;
   const int64_t hidden = model.hidden;
-  float* residual = space.residual.floats(rows * hidden);
-  float* normed = space.normed.floats(rows * hidden);
-  float* mixed = space.mixed.floats(rows * model.heads * model.head_dim);
-  float* projected = space.projected.floats(rows * hidden);
-  float* gate_up = space.gate_up.floats(rows * 2 * model.intermediate);
-  float* gated = space.gated.floats(rows * model.intermediate);
+  float* residual = space.residual.at_least(rows * hidden);
+  float* normed = space.normed.at_least(rows * hidden);
+  float* mixed = space.mixed.at_least(rows * model.heads * model.head_dim);
+  float* projected = space.projected.at_least(rows * hidden);
+  float* gate_up = space.gate_up.at_least(rows * 2 * model.intermediate);
+  float* gated = space.gated.at_least(rows * model.intermediate);
 
   const auto norm = [&](const float* inputs, const Vector& weight, float* outputs, int64_t row) {
     kernels.rms_norm(inputs + row * hidden, weight.data(), model.epsilon, hidden, outputs + row * hidden);
@@ -128,18 +128,20 @@ void Session::run_layers(int64_t rows, int64_t at) {
   for_rows(*model.pool, rows, hidden, [&](int64_t row) { norm(residual, first_norm(0), normed, row); });
   for (int64_t index = 0; index < n_layers; ++index) {
     const Layer& layer = model.layers[index];
-    multiply(model, layer.qkv, normed, rows, space.qkv.floats(rows * layer.qkv.out()));
+    float* qkv = space.qkv.at_least(rows * layer.qkv.out());
+    multiply(model, layer.qkv, normed, rows, qkv, layer.attention_out.begin());
     LayerAttention{model, layer, index, cache_, rows, at}.run();
-    multiply(model, layer.attention_out, mixed, rows, projected);
+    multiply(model, layer.attention_out, mixed, rows, projected, layer.gate_up.begin());
     add_and_norm(layer.post_attention_norm, layer.pre_mlp_norm);
-    multiply(model, layer.gate_up, normed, rows, gate_up);
+    multiply(model, layer.gate_up, normed, rows, gate_up, layer.down.begin());
     const Columns gates = columns(layer.gate_up, gate_up, rows, 0);
     const Columns ups = columns(layer.gate_up, gate_up, rows, model.intermediate);
     for_rows(*model.pool, rows, 8 * model.intermediate, [&](int64_t row) {
       kernels.gate(model.activation, gates.row(row), ups.row(row), model.intermediate,
                    gated + row * model.intermediate);
     });
-    multiply(model, layer.down, gated, rows, projected);
+    const Projection& next = index + 1 < n_layers ? model.layers[index + 1].qkv : model.head;
+    multiply(model, layer.down, gated, rows, projected, next.begin());
     add_and_norm(layer.post_mlp_norm, first_norm(index + 1));
   }
 }
@@ -149,9 +151,9 @@ void Session::finish(int64_t rows, int64_t wanted, int64_t at, float* logits, fl
   if (wanted == 0) return;
   const Model& model = *model_;
   const RowKernels& kernels = model.kernels;
-  const float* last = model.workspace.normed.floats(rows * model.hidden) + (rows - wanted) * model.hidden;
+  const float* last = model.workspace.normed.at_least(rows * model.hidden) + (rows - wanted) * model.hidden;
   if (hidden != nullptr) std::memcpy(hidden, last, sizeof(float) * wanted * model.hidden);
-  multiply(model, model.head, last, wanted, logits);
+  multiply(model, model.head, last, wanted, logits, {});
   std::atomic<int64_t> first_bad{wanted};
   for_rows(*model.pool, wanted, model.vocab, [&](int64_t row) {
     float* values = logits + row * model.vocab;

@@ -5,6 +5,7 @@
 
 #include "cache.hpp"
 #include "model.hpp"
+#include "products.hpp"
 
 namespace quasar {
 
@@ -20,7 +21,8 @@ struct LayerAttention {
 
  private:
   void prepare(int64_t row, float* head, const Vector& norm) const;
-  void attend(int64_t row, int64_t key_value_head, const float* queries, float* outputs, float* scores) const;
+  void attend(const Columns& queries, float* mixed) const;
+  void attend_head(int64_t head, int64_t first, const Columns& queries, float* mixed, float* scratch) const;
 };
 
 }  // namespace quasar

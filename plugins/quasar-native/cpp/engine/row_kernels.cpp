@@ -18,9 +18,9 @@ HeadLayout::HeadLayout(CacheType type, int64_t head_dim)
   bytes = value_scales + scales;
 }
 
-int64_t attention_scratch(int64_t begin, int64_t end, int64_t heads) {
-  const int64_t first = begin / kBlockPositions, last = (end - 1) / kBlockPositions;
-  return (last - first + 1) * kBlockPositions * heads;
+int64_t attention_scratch(const HeadLayout& layout, int64_t seen, int64_t rows, int64_t heads) {
+  const int64_t blocks = (seen + rows) / kBlockPositions + 2;  // seen + rows - 1 positions, which begin anywhere
+  return rows * heads * (blocks * kBlockPositions + layout.padded_dim);
 }
 
 const RowKernels& row_kernels(std::string_view instructions) {

@@ -24,17 +24,26 @@ struct HeadLayout {
   HeadLayout(CacheType type, int64_t head_dim);
 };
 
-// Attention of the query heads that share one key-value head, at one position.
+constexpr int64_t kAttentionRows = 4;  // rows of an attention at most
+
+// Attention of the query heads that share one key-value head, at one position or several that follow each other.
 struct Attention {
   const HeadLayout* layout;
   const std::byte* const* blocks;  // of the cache, from position 0 on
   int64_t head_offset;             // of the head in each block
-  int64_t begin, end;              // positions that are seen: begin..end-1
+  int64_t at, rows;                // positions at..at+rows-1
+  int64_t window;                  // positions that each sees, its own included; 0: all
   int64_t heads;
-  const float* queries;  // [heads, head_dim]
-  float* outputs;        // [heads, head_dim]
-  float* scores;         // scratch, attention_scratch(begin, end, heads) floats
+  const float* queries;  // a row is [heads, head_dim]
+  int64_t query_stride;
+  float* outputs;  // likewise
+  int64_t output_stride;
+  float* scratch;  // see attention_scratch
   float scaling, soft_cap;  // soft_cap 0: none
+
+  // Row i sees positions begin(i)..end(i)-1.
+  int64_t begin(int64_t i) const { return window > 0 && end(i) > window ? end(i) - window : 0; }
+  int64_t end(int64_t i) const { return at + i + 1; }
 };
 
 struct RowKernels {
@@ -52,7 +61,8 @@ struct RowKernels {
   void (*attend)(const Attention& attention);
 };
 
-int64_t attention_scratch(int64_t begin, int64_t end, int64_t heads);
+// Floats that an attention of so many rows and heads needs, where a row sees at most `seen` positions.
+int64_t attention_scratch(const HeadLayout& layout, int64_t seen, int64_t rows, int64_t heads);
 
 // For one of the instruction sets that products have names for, which must be one of this CPU.
 const RowKernels& row_kernels(std::string_view instructions);

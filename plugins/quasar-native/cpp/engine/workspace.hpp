@@ -6,7 +6,7 @@
 namespace quasar {
 
 struct Workspace {
-  Buffer<float> residual, normed, qkv, mixed, projected, gate_up, gated, cosines, sines, scores;
+  Buffer<float> residual, normed, qkv, mixed, projected, gate_up, gated, cosines, sines, scratch;
 };
 
 }  // namespace quasar

@@ -1,7 +1,7 @@
 """The compiled engine against memory, transformers and llama.cpp: ``python benchmarks/native.py --help``.
 
 All in one process with the same threads. A step is compared with the time that reading its weights takes at the
-bandwidth measured in the same run; decoding with transformers' ``generate`` and, where ``llama-cpp-python`` is
+bandwidth measured between its repeats, for that of a virtual machine comes and goes; decoding with transformers' ``generate`` and, where ``llama-cpp-python`` is
 installed, with llama.cpp's plain decode of the same model at the same bits. Configurations take turns question by
 question. Speeds are those of decoding; reading the prompt is timed apart.
 """
@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
@@ -66,10 +66,8 @@ def main() -> None:
     arguments = _parse()
     torch.set_num_threads(arguments.threads)
     print("; ".join(f"{key} {value}" for key, value in environment("smollm2").items()) + "\n")
-    bandwidth = read_bandwidth()
-    print(f"read bandwidth: {bandwidth / 1e9:.1f} GB/s, {arguments.threads} threads\n")
     if not arguments.no_steps:
-        print_steps(bandwidth, random_weights=not arguments.smollm2_only)
+        print_steps(random_weights=not arguments.smollm2_only)
     if arguments.data:
         print_decoding(arguments)
 
@@ -85,32 +83,40 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_bandwidth(size: int = 1 << 30, repeats: int = 7) -> float:
+def read_bandwidth(buffer: torch.Tensor, repeats: int = 3) -> float:
     """Bytes a second that torch reads at best from a buffer that no cache holds."""
-    buffer = torch.ones(size // 4)
     seconds = []
     for _ in range(repeats):
         for read in (buffer.sum, lambda: torch.dot(buffer, buffer)):
             began = perf_counter()
             read()
             seconds.append(perf_counter() - began)
-    return size / min(seconds)
+    return buffer.nbytes / min(seconds)
 
 
-def print_steps(bandwidth: float, *, random_weights: bool) -> None:
-    """Milliseconds of one verify forward by width over a context of 128 tokens, and of reading its weights once."""
-    print(f"| model | weights | MB | floor, ms | {' | '.join(f'{w} wide' for w in WIDTHS)} | 1 ÷ floor | 8 ÷ 1 |")
-    print(f"|---|---|---|---|{'---|' * (len(WIDTHS) + 2)}")
+def print_steps(*, random_weights: bool, rounds: int = 7) -> None:
+    """Milliseconds of one verify forward by width over a context of 128 tokens, and of reading its weights once.
+
+    Bandwidth and steps are measured in turns; a figure is the median over the rounds, a ratio that of the ratios within
+    a round.
+    """
+    buffer = torch.ones(1 << 26)
+    print(f"| model | weights | MB | GB/s | floor | {' | '.join(f'{w} wide' for w in WIDTHS)} | 1 ÷ floor | 8 ÷ 1 |")
+    print(f"|---|---|---|---|---|{'---|' * (len(WIDTHS) + 2)}")
     for name, weights, verifier in _verifiers(random_weights):
-        n_bytes = verifier.describe().get("bytes_per_forward")
-        times = step_milliseconds(verifier, WIDTHS)
-        floor = 1000 * n_bytes / bandwidth
-        cells = " | ".join(f"{times[width]:.1f}" for width in WIDTHS)
-        print(
-            f"| {name} | {weights} | {n_bytes / 1e6:.0f} | {floor:.1f} | {cells} | {times[1] / floor:.2f} "
-            f"| {times[8] / times[1]:.2f} |",
-            flush=True,
-        )
+        megabytes = verifier.describe()["bytes_per_forward"] / 1e6
+        measured = [
+            (read_bandwidth(buffer) / 1e9, step_milliseconds(verifier, WIDTHS, repeats=10)) for _ in range(rounds)
+        ]
+        cells = [
+            f"{megabytes:.0f}",
+            f"{median(bandwidth for bandwidth, _ in measured):.1f}",
+            f"{median(megabytes / bandwidth for bandwidth, _ in measured):.1f}",
+            *(f"{median(times[width] for _, times in measured):.1f}" for width in WIDTHS),
+            f"{median(times[1] * bandwidth / megabytes for bandwidth, times in measured):.2f}",
+            f"{median(times[8] / times[1] for _, times in measured):.2f}",
+        ]
+        print(f"| {name} | {weights} | {' | '.join(cells)} |", flush=True)
 
 
 def _verifiers(random_weights: bool) -> Iterator[tuple[str, str, Any]]:

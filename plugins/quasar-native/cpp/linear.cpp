@@ -23,8 +23,8 @@ constexpr int64_t kRowsInAPass = 8;
 struct Scratch {
   Buffer<float> columns, panels;
   Buffer<int8_t> values, straight;
-  Buffer<int32_t> sums;
-  Buffer<float> scales;
+  Buffer<int32_t> begins;
+  Buffer<float> sums, scales;
 };
 
 Scratch& scratch() {
@@ -148,11 +148,12 @@ class PackedLinear : public QuantizedLinear {
     const int64_t groups = packed_.view().groups, columns = packed_.columns();
     const bool per_group = activations_ == Activations::int8_per_group;
     const QuantizedRows quantized{scratch().values.at_least(product(rows, columns)),
+                                  scratch().begins.at_least(product(rows, groups)),
                                   scratch().sums.at_least(product(rows, groups)),
                                   scratch().scales.at_least(product(rows, per_group ? groups : 1)), per_group};
     int8_t* straight = rows == 1 ? quantized.values : scratch().straight.at_least(product(rows, columns));
     over_rows(rows, columns, pool, [&](int64_t row) {
-      quantize_row(inputs + row * columns, row, quantized, straight + row * columns);
+      quantize_row(inputs + row * columns, row, rows, quantized, straight + row * columns);
       if (rows > 1) put_into_panel(straight + row * columns, columns, place_in_panel(row, rows, columns), quantized);
     });
     return quantized;
@@ -163,20 +164,23 @@ class PackedLinear : public QuantizedLinear {
     for (int64_t column = 0; column < columns; column += 4, to += place.step) std::memcpy(to, row + column, 4);
   }
 
-  void quantize_row(const float* inputs, int64_t row, const QuantizedRows& quantized, int8_t* values) const {
+  void quantize_row(const float* inputs, int64_t row, int64_t rows, const QuantizedRows& quantized,
+                    int8_t* values) const {
+    const int32_t base = packed_.view().base + (packed_.format() == Format::int8 ? kernels_.less8 : 0);
     const int64_t groups = packed_.view().groups, size = packed_.view().group_columns;
     const int64_t scales = quantized.per_group ? groups : 1;
     for (int64_t group = 0; group < groups; ++group) {
       const float* of_group = inputs + group * size;
-      float& scale = quantized.scales[row * scales + group % scales];
+      float& scale = quantized.scales[group % scales * rows + row];
       if (group < scales) scale = scale_of(of_group, groups * size / scales);
-      int32_t& sum = quantized.sums[row * groups + group];
+      int32_t sum = 0;
       if (std::isnan(scale)) {
         std::fill_n(values + group * size, size, int8_t{0});
-        sum = 0;
       } else {
         sum = kernels_.round(of_group, size, scale, values + group * size);
       }
+      quantized.sums[group * rows + row] = static_cast<float>(sum);
+      quantized.begins[group * rows + row] = static_cast<int32_t>(static_cast<uint32_t>(base) * static_cast<uint32_t>(sum));
     }
   }
 

@@ -31,7 +31,7 @@ struct Avx2 : Avx2Lanes {
     const Words both = load_words(unit);
     return {{low_halves(both.low), low_halves(both.high)}, {high_halves(both.low), high_halves(both.high)}};
   }
-  static Sums no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static Sums sums_from(int32_t begin) { return {_mm256_set1_epi32(begin), _mm256_set1_epi32(begin)}; }
   static Sums dot(const Sums& sums, const Bytes& weights, const int8_t* inputs) {
     const __m256i four = broadcast_four(inputs);
     return {add_pairs(sums.low, products(weights.sizes.low, weights.values.low, four)),
@@ -53,7 +53,7 @@ struct Avx2 : Avx2Lanes {
     asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
     return sums;
   }
-  static Floats total(const Sums& sums, uint32_t correction) { return to_floats(sums.low, sums.high, correction); }
+  static Floats total(const Sums& sums) { return to_floats(sums.low, sums.high); }
 };
 
 }  // namespace

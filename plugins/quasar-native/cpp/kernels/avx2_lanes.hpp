@@ -28,10 +28,7 @@ struct Avx2Lanes {
   static Floats fma(Floats a, Floats b, Floats c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
   }
-  static Floats to_floats(__m256i low, __m256i high, uint32_t correction) {
-    const __m256i added = _mm256_set1_epi32(static_cast<int32_t>(correction));
-    return {_mm256_cvtepi32_ps(_mm256_add_epi32(low, added)), _mm256_cvtepi32_ps(_mm256_add_epi32(high, added))};
-  }
+  static Floats to_floats(__m256i low, __m256i high) { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
 
   static __m256i load_bytes(const uint8_t* from) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -58,7 +55,7 @@ struct Avx2Lanes {
   static Floats integers(Words words) {
     const __m256i kept = _mm256_set1_epi32((1 << kBits) - 1);
     return to_floats(_mm256_and_si256(_mm256_srli_epi32(words.low, kShift), kept),
-                     _mm256_and_si256(_mm256_srli_epi32(words.high, kShift), kept), 0);
+                     _mm256_and_si256(_mm256_srli_epi32(words.high, kShift), kept));
   }
 
   static float largest(const float* inputs, int64_t count) {

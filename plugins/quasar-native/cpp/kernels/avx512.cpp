@@ -35,16 +35,14 @@ struct Avx512 {
     const __m512i both = _mm512_loadu_si512(unit), half = _mm512_set1_epi8(15);
     return {_mm512_and_si512(both, half), _mm512_and_si512(_mm512_srli_epi16(both, 4), half)};
   }
-  static Sums no_sums() { return _mm512_setzero_si512(); }
+  static Sums sums_from(int32_t begin) { return _mm512_set1_epi32(begin); }
   // The intrinsic would do; GCC 12 copies every sum twice around it, and does not read `inputs` within the instruction.
   static Sums dot(Sums sums, Bytes weights, const int8_t* inputs) {
     using Four = const int8_t[4];
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(weights), "m"(*reinterpret_cast<Four*>(inputs)));
     return sums;
   }
-  static Floats total(Sums sums, uint32_t correction) {
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_set1_epi32(static_cast<int32_t>(correction))));
-  }
+  static Floats total(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 
   static Words load_words(const uint8_t* unit) { return _mm512_loadu_si512(unit); }
   static Floats lower_bf16(Words words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }

@@ -23,7 +23,7 @@ struct AvxVnni : Avx2Lanes {
     const Words both = load_words(unit);
     return {{low_halves(both.low), low_halves(both.high)}, {high_halves(both.low), high_halves(both.high)}};
   }
-  static Sums no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static Sums sums_from(int32_t begin) { return {_mm256_set1_epi32(begin), _mm256_set1_epi32(begin)}; }
   static Sums dot(Sums sums, const Bytes& weights, const int8_t* inputs) {
     const __m256i four = broadcast_four(inputs);
     return {add_products(sums.low, weights.low, four), add_products(sums.high, weights.high, four)};
@@ -33,7 +33,7 @@ struct AvxVnni : Avx2Lanes {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sums) : "x"(weights), "x"(inputs));
     return sums;
   }
-  static Floats total(Sums sums, uint32_t correction) { return to_floats(sums.low, sums.high, correction); }
+  static Floats total(const Sums& sums) { return to_floats(sums.low, sums.high); }
 };
 
 }  // namespace

@@ -37,9 +37,10 @@ struct PackedWeight {
 // that a pass over a block reads it from end to end. Padding is zeros.
 struct QuantizedRows {
   int8_t* values;
-  int32_t* sums;   // [rows, groups] sums of the values
-  float* scales;   // [rows, groups] or [rows, 1]; NaN where an input was not finite
-  bool per_group;  // which of the two
+  int32_t* begins;  // [groups, rows] what a sum of products begins with, because stored integers lack the weight's base
+  float* sums;      // [groups, rows] sums of the values
+  float* scales;    // [groups, rows] or [1, rows]; NaN where an input was not finite
+  bool per_group;   // which of the two
 };
 
 // Where the first four columns of a row lie, and how many bytes before its next four.
@@ -66,6 +67,7 @@ struct BlockRange {
 
 struct Kernels {
   const char* name;
+  int32_t less8;  // what products of int8 take away from the stored integers
   // The largest size of `count` inputs, NaN where there is one.
   float (*largest)(const float* inputs, int64_t count);
   // values = inputs / scale, rounded half to even and cut off at -127 and 127; returns their sum. No input is NaN.

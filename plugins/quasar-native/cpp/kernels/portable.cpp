@@ -71,7 +71,11 @@ struct Portable {
     return {{{integers<0, 4>(words), integers<8, 4>(words), integers<16, 4>(words), integers<24, 4>(words)}},
             {{integers<4, 4>(words), integers<12, 4>(words), integers<20, 4>(words), integers<28, 4>(words)}}};
   }
-  static Sums no_sums() { return {}; }
+  static Sums sums_from(int32_t begin) {
+    Sums sums;
+    for (uint32_t& lane : sums.lane) lane = static_cast<uint32_t>(begin);
+    return sums;
+  }
   static Floats products(const Bytes& weights, const int8_t* inputs) {
     const float input[4] = {float(inputs[0]), float(inputs[1]), float(inputs[2]), float(inputs[3])};
     return map([&](int i) {
@@ -86,8 +90,8 @@ struct Portable {
   static Sums dot(const Sums& sums, const Bytes& weights, const int8_t* inputs) {
     return add_exactly(sums, products(weights, inputs));
   }
-  static Floats total(const Sums& sums, uint32_t correction) {
-    return map([&](int i) { return float(static_cast<int32_t>(sums.lane[i] + correction)); });
+  static Floats total(const Sums& sums) {
+    return map([&](int i) { return float(static_cast<int32_t>(sums.lane[i])); });
   }
 
   static Words load_words(const uint8_t* unit) {

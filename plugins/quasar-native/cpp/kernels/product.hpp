@@ -42,13 +42,13 @@ QUASAR_INLINE void fetch_ahead(const T* unit) {
 }
 
 // Integer sums of one group: exact, so their order does not matter. `inputs` is the place of the first row, see
-// place_in_panel; the others follow it.
+// place_in_panel; the others follow it, as do their `begins`.
 template <class Isa, int kRows, Format kFormat>
 QUASAR_INLINE void add_group(const uint8_t*& unit, const int8_t*& inputs, int64_t step, int64_t columns,
-                             typename Isa::Sums* sums) {
+                             const int32_t* begins, typename Isa::Sums* sums) {
   typename Isa::Sums local[kRows];
   QUASAR_UNROLL
-  for (int row = 0; row < kRows; ++row) local[row] = Isa::no_sums();
+  for (int row = 0; row < kRows; ++row) local[row] = Isa::sums_from(begins[row]);
   constexpr int64_t kUnitColumns = kFormat == Format::int8 ? 4 : 8;
   const uint8_t* weights = unit;
   const int8_t* fours = inputs;
@@ -83,12 +83,6 @@ QUASAR_INLINE void add_group(const uint8_t*& unit, const int8_t*& inputs, int64_
   for (int row = 0; row < kRows; ++row) sums[row] = local[row];
 }
 
-template <class Isa, Format kFormat>
-QUASAR_INLINE typename Isa::Floats exact_total(const typename Isa::Sums& sums, int32_t base, int32_t row_sum) {
-  if constexpr (kFormat == Format::int8) base += Isa::kLess8;
-  return Isa::total(sums, static_cast<uint32_t>(base) * static_cast<uint32_t>(row_sum));
-}
-
 template <class Isa>
 QUASAR_INLINE void store_block(const PackedWeight& weight, int64_t row, int64_t block, typename Isa::Floats values,
                                float* outputs) {
@@ -111,14 +105,12 @@ inline void channel_block(const IntegerProduct& product, int64_t first, int64_t 
   const uint8_t* unit = static_cast<const uint8_t*>(weight.blocks) + block * weight.block_bytes;
   const int8_t* fours = product.inputs.values + place.offset;
   typename Isa::Sums sums[kRows];
-  add_group<Isa, kRows, kFormat>(unit, fours, place.step, weight.group_columns, sums);
+  add_group<Isa, kRows, kFormat>(unit, fours, place.step, weight.group_columns, product.inputs.begins + first, sums);
   const typename Isa::Floats scales = Isa::load(weight.scales + block * kLanes);
   QUASAR_UNROLL
   for (int row = 0; row < kRows; ++row) {
-    const int32_t row_sum = product.inputs.sums[first + row];
-    const typename Isa::Floats total = exact_total<Isa, kFormat>(sums[row], weight.base, row_sum);
     const typename Isa::Floats row_scale = Isa::broadcast(product.inputs.scales[first + row]);
-    store_block<Isa>(weight, first + row, block, Isa::multiply(Isa::multiply(total, scales), row_scale),
+    store_block<Isa>(weight, first + row, block, Isa::multiply(Isa::multiply(Isa::total(sums[row]), scales), row_scale),
                      product.outputs);
   }
 }
@@ -137,22 +129,22 @@ inline void group_block(const IntegerProduct& product, int64_t first, int64_t bl
   QUASAR_UNROLL
   for (int row = 0; row < kRows; ++row) totals[row] = Isa::broadcast(-0.0f);  // the one neutral element of addition
   for (int64_t group = 0; group < weight.groups; ++group) {
+    const int64_t of_rows = group * product.rows + first;
     typename Isa::Sums sums[kRows];
-    add_group<Isa, kRows, kFormat>(unit, fours, place.step, weight.group_columns, sums);
+    add_group<Isa, kRows, kFormat>(unit, fours, place.step, weight.group_columns, inputs.begins + of_rows, sums);
     // Seen as one object in memory, they do not compete with the sums of add_group.
     if constexpr (Isa::kTotalsInMemory) asm("" : "+m"(totals));
     const int64_t at = (block * weight.groups + group) * kLanes;
     const Floats scales = Isa::load(weight.scales + at);
     QUASAR_UNROLL
     for (int row = 0; row < kRows; ++row) {
-      const int64_t of_row = (first + row) * weight.groups + group;
-      Floats part = exact_total<Isa, kFormat>(sums[row], weight.base, inputs.sums[of_row]);
+      Floats part = Isa::total(sums[row]);
       if constexpr (kZeroPoints) {
-        const Floats row_sum = Isa::broadcast(static_cast<float>(inputs.sums[of_row]));
+        const Floats row_sum = Isa::broadcast(inputs.sums[of_rows + row]);
         part = Isa::subtract(part, Isa::multiply(Isa::load(weight.zero_points + at), row_sum));
       }
       part = Isa::multiply(part, scales);
-      if constexpr (kPerGroup) part = Isa::multiply(part, Isa::broadcast(inputs.scales[of_row]));
+      if constexpr (kPerGroup) part = Isa::multiply(part, Isa::broadcast(inputs.scales[of_rows + row]));
       totals[row] = Isa::add(totals[row], part);
     }
   }
@@ -364,6 +356,7 @@ void multiply_floats(const PackedWeight& weight, const float* inputs, int64_t ro
 template <class Isa>
 constexpr Kernels make_kernels(const char* name) {
   return {name,
+          Isa::kLess8,
           Isa::largest,
           Isa::round,
           multiply_integers<Isa, Format::int8>,

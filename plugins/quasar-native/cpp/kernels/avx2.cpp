@@ -8,7 +8,7 @@ namespace {
 struct Avx2 : Avx2Lanes {
   static constexpr int kChannelRows = 4;
   static constexpr int kGroupRows = 4;
-  static constexpr int kFloatRows = 2;
+  static constexpr int kFloatRows = 4;
   static constexpr int kRowsOfTwoChains = 2;
   static constexpr bool kTotalsInMemory = true;
 

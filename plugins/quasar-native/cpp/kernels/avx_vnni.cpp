@@ -7,7 +7,7 @@ namespace {
 struct AvxVnni : Avx2Lanes {
   static constexpr int kChannelRows = 4;
   static constexpr int kGroupRows = 4;
-  static constexpr int kFloatRows = 2;
+  static constexpr int kFloatRows = 4;
   static constexpr int kRowsOfTwoChains = 2;
   static constexpr bool kTotalsInMemory = false;
 

@@ -1,9 +1,9 @@
 """The compiled engine against memory, transformers and llama.cpp: ``python benchmarks/native.py --help``.
 
 All in one process with the same threads. A step is compared with the time that reading its weights takes at the
-bandwidth measured between its repeats, for that of a virtual machine comes and goes; decoding with transformers' ``generate`` and, where ``llama-cpp-python`` is
-installed, with llama.cpp's plain decode of the same model at the same bits. Configurations take turns question by
-question. Speeds are those of decoding; reading the prompt is timed apart.
+bandwidth measured between its repeats, for that of a virtual machine comes and goes; decoding with transformers'
+``generate`` and, where ``llama-cpp-python`` is installed, with llama.cpp's plain decode of the same model at the same
+bits. Configurations take turns question by question. Speeds are those of decoding; reading the prompt is timed apart.
 """
 
 from __future__ import annotations

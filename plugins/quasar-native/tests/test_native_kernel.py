@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import torch
@@ -387,3 +389,13 @@ def test_hook_names_the_kernel():
     """An installed package is found by its entry point."""
     assert quasar_kernels()["native"] == f"{NativeKernel.__module__}:{NativeKernel.__name__}"
     assert [entry.value for entry in entry_points(group="quasar", name="native")] == ["quasar_native.plugin"]
+
+
+def test_the_stub_names_what_the_compiled_module_has():
+    stub = ast.parse(Path(_native.__file__).with_name("_native.pyi").read_text(encoding="utf-8"))
+    stated = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert set(stated) == {name for name in vars(_native) if not name.startswith("_")}
+    for name, node in stated.items():
+        if isinstance(node, ast.ClassDef):
+            members = {child.name for child in node.body if isinstance(child, ast.FunctionDef)} - {"__init__"}
+            assert members == {member for member in vars(getattr(_native, name)) if not member.startswith("_")}

@@ -112,7 +112,7 @@ def _empty_model(folder: Path, dtype: torch.dtype | None, attention: str | None)
         if hasattr(config, "quantization_config"):
             del config.quantization_config  # the model in memory is Quasar's business, not transformers'
         with no_init_weights():
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype or config.dtype, attn_implementation=attention
             )
     except (OSError, ValueError, KeyError) as error:

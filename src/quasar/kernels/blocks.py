@@ -21,7 +21,7 @@ _LIBRARY_ROWS = 16
 
 def is_faster_in_blocks(weight: Tensor) -> bool:
     """Whether the product with the weight first is the faster one: for float32 on a CPU, where MKL computes it."""
-    on_mkl = weight.device.type == "cpu" and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    on_mkl = weight.device.type == "cpu" and torch.backends.mkl.is_available()
     return on_mkl and weight.dtype == torch.float32
 
 

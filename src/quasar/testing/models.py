@@ -100,7 +100,7 @@ def tiny(
     with torch.no_grad():
         for module in model.modules():
             _add_noise(module)
-    model.generation_config = GenerationConfig(pad_token_id=0)  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(pad_token_id=0)
     return model.to(dtype)  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,7 @@ from quasar.errors import UnsupportedModelError
 _FIRST_CAPACITY = 256
 
 
-class RollbackLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+class RollbackLayer(DynamicLayer):
     """Keys and values ``[B, H, T, D]`` of one attention layer, as views of the buffers that hold them."""
 
     def __init__(self) -> None:

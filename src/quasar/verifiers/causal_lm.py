@@ -38,7 +38,7 @@ class CausalLMVerifier:
         if not isinstance(strict, bool):
             raise InvalidRequestError(f"strict={strict!r}; expected true or false")
         check_can_roll_back(model)
-        if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
+        if model.get_output_embeddings() is None:
             raise UnsupportedModelError(
                 f"{type(model).__name__} has no output head; give the model with it (…ForCausalLM)"
             )
@@ -149,6 +149,6 @@ def _mixes_products(model: PreTrainedModel) -> bool:
         return False
     if "none" in executed:
         return True
-    last = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    last = model.get_output_embeddings()
     floating = (module for module in modules if module is not last and not isinstance(module, nn.Embedding))
     return any(parameter.dim() >= 2 for module in floating for parameter in module.parameters(recurse=False))

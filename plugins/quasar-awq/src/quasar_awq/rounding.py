@@ -46,7 +46,8 @@ class Grid:
         """``[out, in]`` to the nearest that the grid has, the same as :meth:`record` maps back to; float32."""
         if self.symmetric:
             values, scales = quantize_symmetric(weight, self.bits, self.length(weight.shape[1]))
-            return (values.unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)).flatten(1)
+            groups: Tensor = values.unflatten(1, (scales.shape[1], -1))
+            return (groups * scales.unsqueeze(2)).flatten(1)
         integers, scales, zeros = self._asymmetric(weight)
         return integers.sub_(zeros).mul_(scales).flatten(1)
 

@@ -77,7 +77,7 @@ def clip(weight: Tensor, inputs: Tensor, grid: Grid, steps: int) -> Tensor:
 
 
 def _clip_rows(rows: Tensor, triangles: Tensor, grid: Grid, steps: int) -> Tensor:
-    groups = rows.unflatten(1, (triangles.shape[0], -1))  # [out, groups, length]
+    groups: Tensor = rows.unflatten(1, (triangles.shape[0], -1))  # [out, groups, length]
     largest = groups.abs().amax(dim=2, keepdim=True)
     best, smallest = largest, torch.full_like(largest, float("inf"))
     for i in range(1 + steps):

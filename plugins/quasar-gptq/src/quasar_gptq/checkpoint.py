@@ -93,7 +93,8 @@ class _Settings:
             form = "marlin"
         if form not in _FORMATS:
             raise InvalidRequestError(f"{who}: GPTQ format {form!r} is not read; {' and '.join(_FORMATS)} are")
-        bits, group_size = config.get("bits"), config.get("group_size", 128)
+        bits: Any = config.get("bits")
+        group_size = config.get("group_size", 128)
         check_bits(f"{who}: GPTQ", bits, _BITS)
         if isinstance(group_size, bool) or not isinstance(group_size, int) or (group_size < 1 and group_size != -1):
             raise InvalidRequestError(f"{who}: GPTQ with group_size={group_size!r}, expected a positive integer, or -1")

@@ -6,6 +6,8 @@ a hook, or a forward that was replaced, and it is not the architecture that was 
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from torch import nn
 from transformers import PreTrainedModel
@@ -97,7 +99,7 @@ def _check_structure(model: PreTrainedModel, family: Family) -> None:
         _check_layer(f"layers.{index}", layer, family)
 
 
-def _check_layer(name: str, layer: nn.Module, family: Family) -> None:
+def _check_layer(name: str, layer: Any, family: Family) -> None:
     _check_class(name, layer, family.class_name("DecoderLayer"), _GEMMA_LAYER if family.gemma else _LAYER)
     attention = _ATTENTION | {"q_norm", "k_norm"} if family.head_norms else _ATTENTION
     _check_class(f"{name}.self_attn", layer.self_attn, family.class_name("Attention"), attention)

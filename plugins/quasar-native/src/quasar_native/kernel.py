@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class NativeExecutor:
         self._linear = pack(weight, instructions)
         self._n_groups = weight.scales.shape[1]
         self._has_zero_points = weight.zero_points is not None
-        self._fields = {
+        self._fields: dict[str, Any] = {
             "bits": weight.bits,
             "activations": weight.activations,
             "input_order": weight.input_order,

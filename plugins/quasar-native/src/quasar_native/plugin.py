@@ -6,10 +6,10 @@ from quasar import hookimpl
 
 
 @hookimpl
-def quasar_kernels():
+def quasar_kernels() -> dict[str, str]:
     return {"native": "quasar_native.kernel:NativeKernel"}
 
 
 @hookimpl
-def quasar_verifiers():
+def quasar_verifiers() -> dict[str, str]:
     return {"native": "quasar_native.verifier:NativeVerifier"}

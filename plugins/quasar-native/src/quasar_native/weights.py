@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,8 +116,8 @@ def _format_of(matrix: Matrix) -> str:
     return f"w{matrix.bits}{groups} {matrix.activations}"
 
 
-def _bias(layers: Sequence[nn.Module], matrices: Sequence[Matrix]) -> Tensor | None:
-    biases = [layer.bias for layer in layers]
+def _bias(layers: Sequence[Any], matrices: Sequence[Matrix]) -> Tensor | None:
+    biases: list[Tensor | None] = [layer.bias for layer in layers]
     if all(bias is None for bias in biases):
         return None
     parts = [

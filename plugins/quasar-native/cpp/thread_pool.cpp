@@ -41,29 +41,28 @@ void watch_forks() {
 #endif
 }
 
-// The parts of a job that nobody has taken of one thread's share: the number of the job in the upper half, so that a
-// thread that comes late takes nothing of the next job, then the first part and the one behind the last.
+// The parts of one thread's share that nobody has taken: the first in the upper half, the one behind the last in the
+// lower. Who takes one sees all that was written before they were given.
 class alignas(64) Share {
  public:
-  void give(uint32_t job, int64_t begin, int64_t end) {
-    state_.store(uint64_t{job} << 32 | static_cast<uint64_t>(begin) << 16 | static_cast<uint64_t>(end),
-                 std::memory_order_release);
+  void give(int64_t begin, int64_t end) {
+    state_.store(static_cast<uint32_t>(begin << 16 | end), std::memory_order_release);
   }
 
   // The owner takes the first, who helps out the last: so each reads memory in one direction.
-  std::optional<int64_t> take(uint32_t job, bool first) {
-    uint64_t seen = state_.load(std::memory_order_acquire);
+  std::optional<int64_t> take(bool first) {
+    uint32_t seen = state_.load(std::memory_order_acquire);
     for (;;) {
-      const int64_t begin = seen >> 16 & UINT16_MAX, end = seen & UINT16_MAX;
-      if (seen >> 32 != job || begin == end) return std::nullopt;
-      if (state_.compare_exchange_weak(seen, first ? seen + (1 << 16) : seen - 1, std::memory_order_acq_rel)) {
+      const int64_t begin = seen >> 16, end = seen & UINT16_MAX;
+      if (begin == end) return std::nullopt;
+      if (state_.compare_exchange_weak(seen, first ? seen + (1u << 16) : seen - 1, std::memory_order_acq_rel)) {
         return first ? begin : end - 1;
       }
     }
   }
 
  private:
-  std::atomic<uint64_t> state_{0};
+  std::atomic<uint32_t> state_{0};
 };
 
 // Moves the beginning of a thread's share of some memory to its cache, step by step.
@@ -94,7 +93,7 @@ class Fetching {
 struct ThreadPool::Shared {
   explicit Shared(int threads) : shares(threads) {}
 
-  alignas(64) std::atomic<uint32_t> job{0};  // its number
+  alignas(64) std::atomic<uint32_t> job{0};  // its number, by which threads know that there is a new one
   alignas(64) std::atomic<uint32_t> unfinished{0};
   // Written before the job is announced; read by those who hold a part of it.
   alignas(64) Function function = nullptr;
@@ -110,9 +109,8 @@ struct ThreadPool::Shared {
   const int forks_before = forks.load();
   std::vector<std::thread> threads;
 
-  uint32_t begin(int64_t parts, Function f, const void* c, Memory upcoming) {
+  void begin(int64_t parts, Function f, const void* c, Memory upcoming) {
     const int64_t n = static_cast<int64_t>(shares.size());
-    const uint32_t number = job.load(std::memory_order_relaxed) + 1;
     function = f;
     context = c;
     next.store(upcoming.begin, std::memory_order_relaxed);
@@ -120,21 +118,20 @@ struct ThreadPool::Shared {
     failed.clear();
     error = nullptr;
     unfinished.store(static_cast<uint32_t>(parts), std::memory_order_relaxed);
-    for (int64_t i = 0; i < n; ++i) shares[i].give(number, parts * i / n, parts * (i + 1) / n);
-    announce(number);
-    return number;
+    for (int64_t i = 0; i < n; ++i) shares[i].give(parts * i / n, parts * (i + 1) / n);
+    announce();
   }
 
-  void announce(uint32_t number) {
-    job.store(number, std::memory_order_release);
+  void announce() {
+    job.fetch_add(1, std::memory_order_acq_rel);
     job.notify_all();
   }
 
-  void work(size_t self, uint32_t number) {
+  void work(size_t self) {
     uint32_t done = 0;
     for (size_t i = 0; i < shares.size(); ++i) {
       Share& share = shares[(self + i) % shares.size()];
-      while (const std::optional<int64_t> part = share.take(number, i == 0)) {
+      while (const std::optional<int64_t> part = share.take(i == 0)) {
         run_part(*part);
         ++done;
       }
@@ -167,15 +164,17 @@ struct ThreadPool::Shared {
   }
 
   void serve(size_t self) {
-    for (uint32_t number = 0; !closing.load(std::memory_order_acquire); number = job.load(std::memory_order_acquire)) {
-      work(self, number);
+    for (;;) {
+      const uint32_t number = job.load(std::memory_order_acquire);  // before `closing`, which is announced as a job is
+      if (closing.load(std::memory_order_acquire)) return;
+      work(self);
       wait(self, job, number);
     }
   }
 
   void close() {
     closing.store(true);
-    announce(job.load() + 1);
+    announce();
     for (std::thread& thread : threads) thread.join();
   }
 };
@@ -208,8 +207,8 @@ void ThreadPool::run(int64_t parts, Function function, const void* context, Memo
     for (int64_t part = 0; part < parts; ++part) function(context, part);
     return;
   }
-  const uint32_t number = shared_->begin(parts, function, context, next);
-  shared_->work(0, number);
+  shared_->begin(parts, function, context, next);
+  shared_->work(0);
   shared_->wait_for_all();
   const std::exception_ptr error = std::exchange(shared_->error, nullptr);
   shared_->busy.store(false, std::memory_order_release);

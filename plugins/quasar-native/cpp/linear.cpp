@@ -51,11 +51,14 @@ void over_blocks(const Packed& packed, int64_t rows, ThreadPool& pool, Memory ne
   pool.parallel(parts, run, next);
 }
 
+// Calls work(row) for all rows. Those of one panel stay on one thread: they share its cache lines.
 template <class Work>
 void over_rows(int64_t rows, int64_t columns, ThreadPool& pool, const Work& work) {
-  const int64_t parts = std::clamp<int64_t>(rows * columns / kPartBytes, 1, std::min<int64_t>(rows, pool.size()));
+  const int64_t panels = (rows + kPanelRows - 1) / kPanelRows;
+  const int64_t parts = std::clamp<int64_t>(rows * columns / kPartBytes, 1, std::min<int64_t>(panels, pool.size()));
   pool.parallel(parts, [&](int64_t part) {
-    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; ++row) work(row);
+    const int64_t end = std::min(rows, panels * (part + 1) / parts * kPanelRows);
+    for (int64_t row = panels * part / parts * kPanelRows; row < end; ++row) work(row);
   });
 }
 
@@ -166,7 +169,8 @@ class PackedLinear : public QuantizedLinear {
 
   void quantize_row(const float* inputs, int64_t row, int64_t rows, const QuantizedRows& quantized,
                     int8_t* values) const {
-    const int32_t base = packed_.view().base + (packed_.format() == Format::int8 ? kernels_.less8 : 0);
+    const int32_t less = packed_.format() == Format::int8 ? kernels_.less8 : 0;
+    const uint32_t base = static_cast<uint32_t>(packed_.view().base + less);
     const int64_t groups = packed_.view().groups, size = packed_.view().group_columns;
     const int64_t scales = quantized.per_group ? groups : 1;
     for (int64_t group = 0; group < groups; ++group) {
@@ -180,7 +184,7 @@ class PackedLinear : public QuantizedLinear {
         sum = kernels_.round(of_group, size, scale, values + group * size);
       }
       quantized.sums[group * rows + row] = static_cast<float>(sum);
-      quantized.begins[group * rows + row] = static_cast<int32_t>(static_cast<uint32_t>(base) * static_cast<uint32_t>(sum));
+      quantized.begins[group * rows + row] = static_cast<int32_t>(base * static_cast<uint32_t>(sum));
     }
   }
 

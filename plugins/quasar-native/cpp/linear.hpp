@@ -33,7 +33,8 @@ class Linear {
   // other rows, their number or the number of threads. A row with an input that is not finite gets outputs of NaN, but
   // for int8_static, which cuts infinities off as it does all large values, and for "none", which follows IEEE 754.
   // `next` is what the pool's next loop reads.
-  virtual void multiply(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool, Memory next = {}) const = 0;
+  virtual void multiply(const float* inputs, int64_t rows, float* outputs, ThreadPool& pool,
+                        Memory next = {}) const = 0;
   // Bytes of weights that one pass over up to `rows_per_pass` rows reads from memory.
   virtual int64_t bytes() const = 0;
   // The values among them, in the order in which a product reads them.

@@ -1,6 +1,7 @@
 #include "layer_attention.hpp"
 
 #include <algorithm>
+
 namespace quasar {
 
 void LayerAttention::run() const {

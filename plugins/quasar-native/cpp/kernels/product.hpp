@@ -269,9 +269,9 @@ QUASAR_INLINE void add_columns(const uint8_t* unit, const float* inputs, int64_t
   }
 }
 
-// Sums of floats over one group: a row has two chains of them, of its even columns and of its odd ones, because one alone
-// would wait for itself. Many rows do not, and the chains of all would not fit in the registers: there, all even columns
-// come first.
+// Sums of floats over one group: a row has two chains of them, of its even columns and of its odd ones, because one
+// alone would wait for itself. Many rows do not, and the chains of all would not fit in the registers: there, all even
+// columns come first.
 template <class Isa, int kRows, Format kFormat>
 QUASAR_INLINE void add_float_group(const uint8_t* unit, const float* inputs, int64_t step, int64_t columns,
                                    typename Isa::Floats offset, typename Isa::Floats* sums) {

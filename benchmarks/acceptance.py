@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from quasar import Pipeline
-from quasar.models import load_model
-from quasar.parity import logits_at_width
-from quasar.prompts import encode_prompt
-from quasar.quantizers.calibration import own_prompts
-from quasar.sampling import Sampling
+from quasar.checkpoints.models import load_model
+from quasar.loop.sampling import Sampling
+from quasar.pipeline.calibration import own_prompts
+from quasar.pipeline.prompts import encode_prompt
+from quasar.verifiers.invariance import logits_at_width
 
 _NEGLIGIBLE = 1e-7
 

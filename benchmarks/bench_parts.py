@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quasar.decode import decode
 from quasar.drafters.ngram import NgramDrafter
-from quasar.kernels.blocks import product_in_blocks
 from quasar.kernels.reference import ReferenceKernel
 from quasar.kernels.torch_int8 import TorchInt8Kernel
+from quasar.loop.decode import decode
+from quasar.loop.processing import Processing
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
-from quasar.processing import Processing
-from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
 from quasar.types import Draft, Verification
+from quasar.weights.products import product_in_blocks
+from quasar.weights.record import QuantizedWeight, quantize_symmetric
 
 
 @pytest.mark.parametrize("context", [100, 10_000, 100_000])

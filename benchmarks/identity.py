@@ -16,8 +16,8 @@ import torch
 
 import quasar
 from quasar import GenerationResult, Pipeline
-from quasar.models import load_model
-from quasar.prompts import encode_prompt
+from quasar.checkpoints.models import load_model
+from quasar.pipeline.prompts import encode_prompt
 
 HERE = Path(__file__).parent
 

@@ -25,11 +25,12 @@ from report import environment, step_milliseconds
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from quasar import Pipeline
-from quasar.models import load_model, source_of
-from quasar.plan import Plan
+from quasar.checkpoints.models import load_model
+from quasar.pipeline.plan import Plan
+from quasar.pipeline.prompts import encode_prompt
 from quasar.progress import track
-from quasar.prompts import encode_prompt
-from quasar.registry import default_registry
+from quasar.registry.registry import default_registry
+from quasar.weights.provenance import source_of
 
 WIDTHS = (1, 2, 4, 8, 16)
 SPECS = {

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from report import environment, step_milliseconds
 
-from quasar.inspection import tensor_bytes
-from quasar.models import load_model
-from quasar.parity import greedy_text, measure_agreement
-from quasar.plan import Plan
+from quasar.checkpoints.models import load_model
+from quasar.commands.inspect import tensor_bytes
+from quasar.commands.parity import greedy_text, measure_agreement
+from quasar.pipeline.plan import Plan
+from quasar.pipeline.prompts import encode_prompt
 from quasar.progress import track
-from quasar.prompts import encode_prompt
 
 QUANTIZERS = (
     "none",

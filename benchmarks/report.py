@@ -23,9 +23,9 @@ import transformers
 
 import quasar
 from quasar import Draft, Pipeline
-from quasar.models import load_model
-from quasar.parity import greedy_text, measure_agreement
-from quasar.prompts import encode_prompt
+from quasar.checkpoints.models import load_model
+from quasar.commands.parity import greedy_text, measure_agreement
+from quasar.pipeline.prompts import encode_prompt
 
 HERE = Path(__file__).parent
 TARGETS: dict[str, dict[str, str]] = {

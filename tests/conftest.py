@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from quasar import cli
+from quasar.commands import cli
 
 # A busy machine is no fault of the code: nothing here may depend on how long an example takes.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,7 +28,7 @@ torch.set_num_threads(2)
 @pytest.fixture(scope="session")
 def smollm2():
     """SmolLM2-135M-Instruct in float32 with its tokenizer; loaded once. Treat it as read-only."""
-    from quasar.models import load_model
+    from quasar.checkpoints.models import load_model
 
     return load_model("smollm2")
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.models import FAMILIES, random_prompt, tiny
 from quasar.types import Draft
 from quasar.verifiers import attention, causal_lm

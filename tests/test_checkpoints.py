@@ -17,20 +17,20 @@ from safetensors.torch import load_file, save_file
 
 from quasar import Pipeline
 from quasar.checkpoints import loading
+from quasar.checkpoints.models import load_model
 from quasar.checkpoints.own import description_checksum
 from quasar.checkpoints.packing import pack, unpack
 from quasar.checkpoints.saving import save_quantized
-from quasar.cli import cli
+from quasar.commands.cli import cli
+from quasar.commands.inspect import inspect_model, tensor_bytes
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, UnsupportedModelError
-from quasar.inspection import inspect_model, tensor_bytes
-from quasar.models import load_model
-from quasar.plugins import Entry, LoadedPlugin, Origin, load_plugins
 from quasar.quantizers.hqq import HqqQuantizer
-from quasar.quantizers.linear import QuantizedLinear, quantized_layers
-from quasar.quantizers.w8a8 import W8A8Quantizer
-from quasar.quantizers.weight import QuantizedWeight
-from quasar.registry import Registry, default_registry
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
+from quasar.registry.plugins import Entry, LoadedPlugin, Origin, load_plugins
+from quasar.registry.registry import Registry, default_registry
 from quasar.testing.models import random_prompt, tiny
+from quasar.weights.linear import QuantizedLinear, quantized_layers
+from quasar.weights.record import QuantizedWeight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -118,7 +118,8 @@ def test_a_fresh_process_computes_the_same_bits(tmp_path, family):
     assert any("bias" in name and parameter.abs().max() > 0 for name, parameter in model.named_parameters())
     quantized = saved(tmp_path / "model", model, lm_head=True)
     program = (
-        "import sys, torch; from quasar.models import load_model; from quasar.testing.models import random_prompt; "
+        "import sys, torch; from quasar.checkpoints.models import load_model; "
+        "from quasar.testing.models import random_prompt; "
         "torch.set_num_threads(1); model = load_model(sys.argv[1]).model; "
         "torch.save(model(input_ids=torch.tensor([random_prompt(20, seed=4)])).logits.detach(), sys.argv[2])"
     )

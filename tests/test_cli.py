@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import quasar
-from quasar import cli, console
-from quasar.pipeline import Pipeline
+from quasar.commands import cli, console
+from quasar.pipeline.pipeline import Pipeline
 from quasar.testing.fakes import TableLM
 from quasar.types import Verdict
 from toys import CHAT_TEMPLATE, character_tokenizer, table_lm, tiny_llama, toy_pipeline, word_tokenizer
@@ -54,7 +54,7 @@ def no_model(monkeypatch):
     def load(*arguments, **options):
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr("quasar.pipeline.load_model", load)
+    monkeypatch.setattr("quasar.pipeline.pipeline.load_model", load)
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -17,14 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from quasar import Pipeline, constraints
+from quasar import Pipeline
 from quasar.drafters.function import FunctionDrafter
 from quasar.errors import InvalidRequestError, NumericalError
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
+from quasar.pipeline import constraints
+from quasar.pipeline.prompts import encode_prompt
 from quasar.policies.coupled import CoupledPolicy
-from quasar.prompts import encode_prompt
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
 from quasar.testing.fakes import TableLM, scripted
 from strategies import Case, steps
 from test_decode import run, tokens_of

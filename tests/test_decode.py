@@ -10,18 +10,18 @@ import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
-from quasar.decode import decode, reference_decode
-from quasar.detokenize import IncrementalText
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.ngram import NgramDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import NumericalError, PluginError
+from quasar.loop.decode import decode, reference_decode
+from quasar.loop.detokenize import IncrementalText
+from quasar.loop.processing import Processing
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
-from quasar.processing import Processing
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
 from quasar.testing.fakes import TableLM, TableSession, scripted
 from quasar.types import EMPTY_DRAFT, Draft, Emission, Verdict, Verification
 from strategies import Case, cases

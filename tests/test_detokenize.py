@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from quasar.detokenize import IncrementalText, TextStream, decode_tokens
-from quasar.stopping import Stopping
+from quasar.loop.detokenize import IncrementalText, TextStream, decode_tokens
+from quasar.loop.stopping import Stopping
 from quasar.testing.fakes import ByteTokenizer
 
 BYTE_PIECES = [b"a", b" b", b"\xe2", b"\x82", b"\xac", b"\xf0\x9f", b"\x91\x8d", b"\xff", b"\xe6\x97\xa5\xe6", b""]

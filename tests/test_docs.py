@@ -12,24 +12,27 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
-from quasar import GenerationResult, Pipeline, cli, console, hookspecs, plugins, protocols, registry
+from quasar import GenerationResult, Pipeline, protocols
+from quasar.commands import cli, console
 from quasar.drafters.model import ModelDrafter
 from quasar.drafters.nested import CascadeDrafter
 from quasar.drafters.ngram import NgramDrafter
-from quasar.guarantees import guarantee_of, guarantee_of_reference
-from quasar.plan import Choices
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.pipeline.guarantees import guarantee_of, guarantee_of_reference
+from quasar.pipeline.plan import Choices
+from quasar.pipeline.request import Request
 from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
 from quasar.policies.margin import MarginPolicy
 from quasar.policies.rejection import RejectionPolicy
 from quasar.policies.typical import TypicalPolicy
-from quasar.quantizers.gguf import GgufQuantizer
+from quasar.quantizers.gguf.quantizer import GgufQuantizer
 from quasar.quantizers.hqq import HqqQuantizer
-from quasar.quantizers.w8a8 import W8A8Quantizer
-from quasar.request import Request
-from quasar.sampling import Sampling
-from quasar.signatures import check_class
-from quasar.stats import DecodeStats
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
+from quasar.registry import hookspecs, plugins, registry
+from quasar.registry.signatures import check_class
+from quasar.registry.spec import parse_spec
 from quasar.testing import check_drafter, check_policy, check_quantizer, check_verifier
 from quasar.types import TokenLogprobs
 from test_testing import DRAFTERS, POLICIES, QUANTIZERS, VERIFIERS
@@ -282,7 +285,7 @@ def test_the_settings_have_the_defaults_of_the_code():
 )
 def test_the_options_of_a_strategy_have_the_defaults_of_the_code(row, factory):
     (cell,) = re.findall(rf"^\| {re.escape(row)} \| (.+) \|$", section("python.md", "Choices"), flags=re.MULTILINE)
-    _, options = registry.parse_spec(f"any:{','.join(CODE.findall(cell))}")
+    _, options = parse_spec(f"any:{','.join(CODE.findall(cell))}")
     assert options == {name: p.default for name, p in inspect.signature(factory).parameters.items()}
 
 
@@ -291,7 +294,7 @@ def test_the_options_of_the_drafter_model_are_listed_with_the_defaults_that_they
     options = inspect.signature(ModelDrafter).parameters
     listed = [code for code in CODE.findall(cell) if code != "k"]
     assert [code.partition("=")[0] for code in listed] == list(options)
-    _, defaults = registry.parse_spec(f"any:{','.join(code for code in listed if '=' in code)}")
+    _, defaults = parse_spec(f"any:{','.join(code for code in listed if '=' in code)}")
     assert defaults == {name: p.default for name, p in options.items() if p.default not in (None, p.empty)}
 
 

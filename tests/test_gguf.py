@@ -13,16 +13,17 @@ from click.testing import CliRunner
 
 from gguf_files import apart, write_gguf
 from quasar import Pipeline
-from quasar.cli import cli
+from quasar.checkpoints.models import load_model
+from quasar.commands.cli import cli
+from quasar.commands.inspect import inspect_model, tensor_bytes
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
-from quasar.inspection import inspect_model, tensor_bytes
-from quasar.models import load_model, source_of
-from quasar.quantizers import gguf as quantizer_module
-from quasar.quantizers import gguf_file
-from quasar.quantizers.gguf import GgufQuantizer
-from quasar.quantizers.linear import QuantizedLinear
+from quasar.quantizers.gguf import file as gguf_file
+from quasar.quantizers.gguf import quantizer as quantizer_module
+from quasar.quantizers.gguf.quantizer import GgufQuantizer
 from quasar.testing import check_quantizer
 from quasar.testing.models import random_prompt, tiny
+from quasar.weights.linear import QuantizedLinear
+from quasar.weights.provenance import source_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

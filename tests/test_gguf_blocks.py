@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gguf_files import HALVES, ROUNDED, with_halves
-from quasar.quantizers.gguf_blocks import BLOCK_FORMATS, record_of
+from quasar.quantizers.gguf.blocks import BLOCK_FORMATS, record_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RECORDED = sorted(BLOCK_FORMATS)

@@ -14,10 +14,10 @@ from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.kernels.dense import DenseKernel
 from quasar.kernels.reference import ReferenceKernel
 from quasar.quantizers.hqq import HqqQuantizer, quantize_hqq
-from quasar.quantizers.linear import QuantizedLinear
-from quasar.quantizers.weight import QuantizedWeight
-from quasar.registry import default_registry
+from quasar.registry.registry import default_registry
 from quasar.testing.models import random_prompt, tiny
+from quasar.weights.linear import QuantizedLinear
+from quasar.weights.record import QuantizedWeight
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

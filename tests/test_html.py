@@ -12,10 +12,11 @@ from html.parser import HTMLParser
 import attrs
 import pytest
 
-from quasar import parity_model, plots
+from quasar.commands import parity_model, plots
+from quasar.commands.parity import AgreementReport, as_json
 from quasar.errors import InvalidRequestError
-from quasar.parity import AgreementReport, Fork, InvarianceReport, WidthReport, as_json, measure_invariance
 from quasar.testing.models import tiny
+from quasar.verifiers.invariance import Fork, InvarianceReport, WidthReport, measure_invariance
 from test_parity import WidthDependent
 from toys import word_tokenizer
 
@@ -71,7 +72,7 @@ class Page(HTMLParser):
 def parity_html():
     """The function, where its extra is installed."""
     pytest.importorskip("matplotlib")
-    from quasar.parity_html import parity_html
+    from quasar.commands.parity_html import parity_html
 
     return parity_html
 
@@ -204,7 +205,7 @@ ARGUMENTS = ["parity", "--quantizer", "none", "--tokens", "20"]
 @pytest.fixture
 def no_model(monkeypatch):
     """Loading a model fails the test."""
-    monkeypatch.setattr("quasar.models.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("quasar.checkpoints.models.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from quasar.cli import cli
-from quasar.inspection import inspect_model, tensor_bytes
-from quasar.quantizers.linear import QuantizedLinear
-from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.commands.cli import cli
+from quasar.commands.inspect import inspect_model, tensor_bytes
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.models import tiny
+from quasar.weights.linear import QuantizedLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

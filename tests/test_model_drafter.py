@@ -12,10 +12,10 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from quasar import Pipeline
+from quasar.checkpoints.models import LoadedModel
 from quasar.drafters.model import ModelDrafter
 from quasar.drafters.nested import NestedDrafter
 from quasar.errors import InvalidRequestError, ModelNotFoundError
-from quasar.models import LoadedModel
 from quasar.testing.models import greedy, random_prompt, tiny
 from quasar.types import Draft
 from quasar.verifiers.causal_lm import CausalLMVerifier

@@ -12,15 +12,15 @@ import torch
 import transformers
 
 from quasar import Pipeline
-from quasar.decode import decode
 from quasar.drafters.function import FunctionDrafter
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
+from quasar.loop.decode import decode
+from quasar.loop.processing import Processing
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
 from quasar.policies.greedy import GreedyPolicy
-from quasar.processing import Processing
-from quasar.quantizers.w8a8 import W8A8Quantizer
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.fakes import scripted
 from quasar.testing.models import FAMILIES, VOCAB_SIZE, WINDOWED, greedy, random_prompt, tiny
 from quasar.types import EMPTY_DRAFT, Draft

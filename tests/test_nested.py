@@ -16,18 +16,18 @@ from quasar.drafters.nested import CascadeDrafter, NestedDrafter
 from quasar.drafters.ngram import NgramDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
 from quasar.policies.block import BlockPolicy
 from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.rejection import RejectionPolicy
-from quasar.quantizers.layers import linear_layers
 from quasar.quantizers.none import NoQuantizer
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
 from quasar.testing.fakes import TableLM
 from quasar.testing.models import VOCAB_SIZE, greedy, random_prompt, tiny
 from quasar.types import Verification
 from quasar.verifiers.causal_lm import CausalLMVerifier
+from quasar.weights.layers import linear_layers
 from strategies import Case, cases
 from test_decode import plain, run, stopping_of, tokens_of
 from toys import word_tokenizer

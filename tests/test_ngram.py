@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quasar.drafters.ngram import NgramDrafter, NgramSession
 from quasar.errors import InvalidRequestError
-from quasar.sampling import Sampling
+from quasar.loop.sampling import Sampling
 
 
 def propose(token_ids, max_tokens=100, **options):

@@ -7,23 +7,16 @@ import json
 import pytest
 import torch
 
+from quasar.commands.parity import AgreementReport, as_json, greedy_text, measure_agreement
 from quasar.errors import InvalidRequestError, UnsupportedModelError
-from quasar.parity import (
-    NEAR_TIE,
-    AgreementReport,
-    as_json,
-    greedy_text,
-    logits_at_width,
-    measure_agreement,
-    measure_invariance,
-)
-from quasar.pipeline import Pipeline
-from quasar.plan import strictly
+from quasar.pipeline.pipeline import Pipeline
+from quasar.pipeline.plan import strictly
 from quasar.testing.fakes import TableLM
 from quasar.testing.models import tiny
 from quasar.types import Verification
-from quasar.verifiers import blocks
+from quasar.verifiers import fixed_width as blocks
 from quasar.verifiers.causal_lm import CausalLMVerifier
+from quasar.verifiers.invariance import NEAR_TIE, logits_at_width, measure_invariance
 from toys import tiny_llama
 
 

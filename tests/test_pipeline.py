@@ -24,8 +24,8 @@ from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.nested import NestedDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError, PluginError
-from quasar.pipeline import Pipeline
-from quasar.sampling import Sampling
+from quasar.loop.sampling import Sampling
+from quasar.pipeline.pipeline import Pipeline
 from quasar.testing.fakes import TableLM, scripted
 from quasar.types import Verdict
 from toys import CHAT_TEMPLATE, WORDS, table_lm, tiny_llama, toy_pipeline, word_tokenizer

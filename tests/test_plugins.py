@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from quasar.errors import PluginError, UnknownStrategyError
-from quasar.plugins import LIMIT_VARIABLE, LoadedPlugin, load_plugins
-from quasar.registry import Registry, default_registry
+from quasar.registry.plugins import LIMIT_VARIABLE, LoadedPlugin, load_plugins
+from quasar.registry.registry import Registry, default_registry
 
 DRAFTER = """
 from quasar import Draft, hookimpl

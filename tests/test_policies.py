@@ -13,6 +13,7 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from quasar.errors import InvalidRequestError, PluginError
+from quasar.loop.sampling import Sampling
 from quasar.policies import block, rejection
 from quasar.policies.block import BlockPolicy
 from quasar.policies.coupled import CoupledPolicy
@@ -20,7 +21,6 @@ from quasar.policies.greedy import GreedyPolicy
 from quasar.policies.margin import MarginPolicy
 from quasar.policies.rejection import RejectionPolicy
 from quasar.policies.typical import TypicalPolicy
-from quasar.sampling import Sampling
 from quasar.types import EMPTY_DRAFT, Draft, Verdict, Verification
 
 V = 3

@@ -16,16 +16,16 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from quasar.decode import reference_decode
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError, NumericalError
-from quasar.pipeline import Pipeline
+from quasar.loop.decode import reference_decode
+from quasar.loop.processing import Processing
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
+from quasar.pipeline.pipeline import Pipeline
 from quasar.policies.coupled import CoupledPolicy
-from quasar.processing import Processing
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
 from quasar.testing.fakes import TableLM, scripted
 from quasar.testing.models import greedy, random_prompt, tiny
 from quasar.types import Draft, Verification
@@ -177,7 +177,7 @@ def test_a_shared_state_would_be_found():
     @given(cases())
     def check(case: Case) -> None:
         nonlocal differs
-        from quasar import decode as loop
+        from quasar.loop import decode as loop
 
         steps = loop.decode(
             case.prompt_ids,

@@ -12,15 +12,15 @@ from transformers.pytorch_utils import Conv1D
 
 from quasar import Pipeline
 from quasar.errors import InvalidRequestError, NumericalError, UnknownStrategyError, UnsupportedModelError
-from quasar.quantizers.calibration import own_prompts, prompts_from
-from quasar.quantizers.layers import linear_layers, replace_module
-from quasar.quantizers.linear import QuantizedLinear
+from quasar.pipeline.calibration import own_prompts, prompts_from
 from quasar.quantizers.none import NoQuantizer
 from quasar.quantizers.tracing import trace_groups
 from quasar.quantizers.unrounded import keeping_unrounded, unrounded_twin
-from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.fakes import scripted
 from quasar.testing.models import FAMILIES, VOCAB_SIZE, greedy, random_prompt, tiny
+from quasar.weights.layers import linear_layers, replace_module
+from quasar.weights.linear import QuantizedLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

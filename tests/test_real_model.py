@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quasar import Pipeline
-from quasar.prompts import encode_prompt
+from quasar.pipeline.prompts import encode_prompt
 from quasar.testing.fakes import scripted
 from quasar.types import Draft
 from quasar.verifiers import causal_lm

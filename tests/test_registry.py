@@ -9,19 +9,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quasar.checks import start_drafting, start_verifying
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.ngram import NgramDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError, PluginError, UnknownStrategyError
-from quasar.pipeline import Pipeline
-from quasar.plugins import Entry, LoadedPlugin, Origin
+from quasar.loop.checks import start_drafting, start_verifying
+from quasar.loop.sampling import Sampling
+from quasar.pipeline.pipeline import Pipeline
 from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
 from quasar.policies.margin import MarginPolicy
 from quasar.quantizers.none import NoQuantizer
-from quasar.registry import Registry, default_registry, parse_spec
-from quasar.sampling import Sampling
+from quasar.registry.plugins import Entry, LoadedPlugin, Origin
+from quasar.registry.registry import Registry, default_registry
+from quasar.registry.spec import parse_spec
 from quasar.testing.fakes import TableLM
 
 ORIGIN = Origin("acme-plugin", "1.0", "plugin")

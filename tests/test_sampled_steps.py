@@ -11,8 +11,8 @@ import torch
 
 from quasar.drafters.nested import NestedDrafter
 from quasar.drafters.none import EmptyDrafter
-from quasar.pipeline import Pipeline
-from quasar.sampling import Sampling
+from quasar.loop.sampling import Sampling
+from quasar.pipeline.pipeline import Pipeline
 from quasar.types import Verification
 
 pytestmark = pytest.mark.usefixtures("one_thread")

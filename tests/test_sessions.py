@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from quasar.drafters.nested import NestedDrafter
 from quasar.drafters.ngram import NgramDrafter
 from quasar.drafters.none import EmptyDrafter
-from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing import TableLM, session_machine
 from quasar.testing.models import random_prompt, tiny
 from quasar.testing.running import run_settings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quasar.detokenize import IncrementalText
 from quasar.errors import InvalidRequestError
-from quasar.stopping import Stopping
+from quasar.loop.detokenize import IncrementalText
+from quasar.loop.stopping import Stopping
 from quasar.testing.fakes import ByteTokenizer
 from quasar.types import Emission
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from quasar import plugins
 from quasar.drafters.ngram import NgramDrafter, NgramSession
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import PluginError, UnsupportedModelError
@@ -19,8 +18,8 @@ from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
 from quasar.policies.rejection import RejectionPolicy
 from quasar.policies.typical import TypicalPolicy
-from quasar.quantizers.layers import check_finite, linear_layers, replace_module, structure_copy
-from quasar.registry import Registry
+from quasar.registry import plugins
+from quasar.registry.registry import Registry
 from quasar.testing import (
     ConformanceError,
     TableLM,
@@ -33,6 +32,7 @@ from quasar.testing import (
 from quasar.testing.chi_square import check_frequencies, critical_value
 from quasar.testing.fakes import TableSession
 from quasar.types import Draft, Verdict, Verification
+from quasar.weights.layers import check_finite, linear_layers, replace_module, structure_copy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,26 +13,27 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quasar import Pipeline
-from quasar.cli import cli
+from quasar.commands.cli import cli
+from quasar.commands.inspect import inspect_model
+from quasar.commands.sensitivity import divergence, measure_sensitivity
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
-from quasar.inspection import inspect_model
-from quasar.kernels.activations import round_inputs
-from quasar.quantizers.int8 import Int8Scheme
-from quasar.quantizers.layers import Layer, linear_layers
-from quasar.quantizers.linear import QuantizedLinear
 from quasar.quantizers.ranges import Range, input_ranges
-from quasar.quantizers.scale_search import ALPHAS, output_error, searched_scales
-from quasar.quantizers.shifting import ShiftedNorm, shift_norm
 from quasar.quantizers.smoothing import Fold, smoothing_scales
 from quasar.quantizers.tracing import Group, trace_groups
 from quasar.quantizers.unrounded import keeping_unrounded, unrounded_twin
-from quasar.quantizers.w8a8 import W8A8Quantizer
-from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
-from quasar.registry import default_registry
-from quasar.sensitivity import divergence, measure_sensitivity
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
+from quasar.quantizers.w8a8.scale_search import ALPHAS, output_error, searched_scales
+from quasar.quantizers.w8a8.scheme import Int8Scheme
+from quasar.quantizers.w8a8.shifting import shift_norm
+from quasar.registry.registry import default_registry
 from quasar.testing.models import random_prompt, tiny
 from quasar.testing.quantizers import check_quantizer
 from quasar.verifiers.causal_lm import CausalLMVerifier
+from quasar.weights.activations import round_inputs
+from quasar.weights.layers import Layer, linear_layers
+from quasar.weights.linear import QuantizedLinear
+from quasar.weights.record import QuantizedWeight, quantize_symmetric
+from quasar.weights.shifted_norm import ShiftedNorm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -368,7 +369,7 @@ def test_the_divergence_is_that_of_the_definition(seed, size):
 def test_the_table_and_the_json_name_every_layer(monkeypatch, tmp_path):
     """Sorted, with the figure of all layers together."""
     tiny("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr("quasar.plan.Plan.calibration_for", lambda *_: CALIBRATION)
+    monkeypatch.setattr("quasar.pipeline.plan.Plan.calibration_for", lambda *_: CALIBRATION)
     arguments = ["inspect", "--model", str(tmp_path), "--quantizer", "hqq:bits=2,group=16", "--sensitivity"]
     out = CliRunner().invoke(cli, arguments).stdout
     assert "over 64 tokens; all together: " in out

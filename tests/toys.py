@@ -6,7 +6,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from quasar.pipeline import Pipeline
+from quasar.pipeline.pipeline import Pipeline
 from quasar.testing.fakes import TableLM
 
 WORDS = [

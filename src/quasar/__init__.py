@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from quasar.hookspecs import hookimpl
+from quasar.registry.hookspecs import hookimpl
 from quasar.types import Chunk, Draft, GenerationResult, Verdict, Verification
 
 if TYPE_CHECKING:
-    from quasar.pipeline import Pipeline
+    from quasar.pipeline.pipeline import Pipeline
 
 __version__ = "0.1.0"
 __all__ = ["Chunk", "Draft", "GenerationResult", "Pipeline", "Verdict", "Verification", "hookimpl"]
@@ -17,5 +17,5 @@ __all__ = ["Chunk", "Draft", "GenerationResult", "Pipeline", "Verdict", "Verific
 
 def __getattr__(name: str) -> Any:
     if name == "Pipeline":  # imports torch, which plug-ins and `quasar --help` should not wait for
-        return import_module("quasar.pipeline").Pipeline
+        return import_module("quasar.pipeline.pipeline").Pipeline
     raise AttributeError(f"module 'quasar' has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """``python -m quasar``."""
 
-from quasar.cli import main
+from quasar.commands.cli import main
 
 main()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-    from quasar.quantizers.weight import QuantizedWeight
-    from quasar.sampling import Sampling
+    from quasar.loop.sampling import Sampling
+    from quasar.weights.record import QuantizedWeight
 
 Need = Literal["logits", "hidden_states"]
 Invariance = Literal["bitwise", "argmax", "none"]

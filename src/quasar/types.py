@@ -131,7 +131,7 @@ class GenerationResult:
         finish_reason: ``"eos"``, ``"stop"`` (stop string or custom criterion) or ``"length"``.
         guarantee: The claim that held for this output, in words; starts with what the output equals.
         logprobs: One entry a token, where they were asked for.
-        stats: Counts and seconds; the keys are those of :meth:`quasar.stats.DecodeStats.as_dict`.
+        stats: Counts and seconds; the keys are those of :meth:`quasar.loop.stats.DecodeStats.as_dict`.
     """
 
     text: str

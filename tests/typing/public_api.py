@@ -9,9 +9,9 @@ from torch import Tensor
 from quasar import Draft, GenerationResult, Pipeline, Verdict, Verification, hookimpl
 from quasar.drafters.model import ModelDrafter
 from quasar.drafters.nested import CascadeDrafter, NestedDrafter
-from quasar.hookspecs import Factory
+from quasar.loop.sampling import Sampling
 from quasar.protocols import AcceptancePolicy, Bindable, Drafter, DraftSession, Need, Verifier, VerifySession
-from quasar.sampling import Sampling
+from quasar.registry.hookspecs import Factory
 
 
 class MyDrafter:

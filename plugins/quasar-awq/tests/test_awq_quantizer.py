@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from quasar import Pipeline
+from quasar.checkpoints.models import load_model
 from quasar.errors import InvalidRequestError, NumericalError
-from quasar.models import load_model
-from quasar.plugins import load_plugins
-from quasar.quantizers.calibration import own_prompts
-from quasar.quantizers.layers import replace_module
-from quasar.quantizers.linear import QuantizedLinear
-from quasar.registry import Registry, default_registry
+from quasar.pipeline.calibration import own_prompts
+from quasar.registry.plugins import load_plugins
+from quasar.registry.registry import Registry, default_registry
 from quasar.testing import check_quantizer
 from quasar.testing.models import FAMILIES, random_prompt, tiny
+from quasar.weights.layers import replace_module
+from quasar.weights.linear import QuantizedLinear
 from quasar_awq.checkpoint import AwqFormat
 from quasar_awq.quantizer import AwqQuantizer
 from quasar_awq.rounding import Grid

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quasar.errors import NumericalError
-from quasar.quantizers.layers import linear_layers
 from quasar.testing.models import random_prompt, tiny
+from quasar.weights.layers import linear_layers
 from quasar_awq.rounding import Grid
 from quasar_awq.samples import Reservoir, sample_in_turns, sample_inputs
 from quasar_awq.scores import score_layers

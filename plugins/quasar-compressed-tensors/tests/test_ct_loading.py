@@ -10,12 +10,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from quasar import Pipeline
+from quasar.checkpoints.models import load_model
 from quasar.errors import InvalidRequestError
-from quasar.models import load_model
-from quasar.plugins import load_plugins
-from quasar.quantizers.linear import QuantizedLinear
-from quasar.registry import Registry, default_registry
+from quasar.registry.plugins import load_plugins
+from quasar.registry.registry import Registry, default_registry
 from quasar.testing.models import random_prompt
+from quasar.weights.linear import QuantizedLinear
 
 CHANNEL8 = {"num_bits": 8, "strategy": "channel"}
 GROUP4 = {"num_bits": 4, "strategy": "group", "group_size": 32}

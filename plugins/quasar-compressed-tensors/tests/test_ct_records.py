@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_by_the_library import extremes, make_checkpoint
 
-from quasar.kernels.activations import round_inputs
+from quasar.weights.activations import round_inputs
 from quasar_compressed_tensors.checkpoint import CompressedTensorsCheckpoint
 
 PER_TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}

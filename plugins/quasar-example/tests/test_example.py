@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from quasar import Pipeline, Verification
 from quasar.errors import InvalidRequestError
-from quasar.plugins import load_plugins
-from quasar.registry import Registry, default_registry
-from quasar.sampling import Sampling
+from quasar.loop.sampling import Sampling
+from quasar.registry.plugins import load_plugins
+from quasar.registry.registry import Registry, default_registry
 from quasar.testing import check_drafter
 from quasar_example import EchoDrafter
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from quasar.errors import InvalidRequestError
-from quasar.plugins import load_plugins
-from quasar.registry import Registry, default_registry
+from quasar.registry.plugins import load_plugins
+from quasar.registry.registry import Registry, default_registry
 from quasar_gptq.checkpoint import GptqFormat
 from quasar_gptq.quantizer import GptqQuantizer
 

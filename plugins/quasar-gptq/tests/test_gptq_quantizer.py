@@ -10,10 +10,10 @@ from torch import nn
 
 from quasar import Pipeline
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
-from quasar.quantizers.layers import Layer, linear_layers
-from quasar.quantizers.linear import QuantizedLinear
 from quasar.testing import check_quantizer
 from quasar.testing.models import FAMILIES, random_prompt, tiny
+from quasar.weights.layers import Layer, linear_layers
+from quasar.weights.linear import QuantizedLinear
 from quasar_gptq.observing import blocks_of, observe_in_turn
 from quasar_gptq.quantizer import GptqQuantizer
 from quasar_gptq.solver import quantize_gptq
@@ -243,8 +243,8 @@ def test_strictly_verified_output_is_that_of_plain_decoding():
 @pytest.mark.real_model
 def test_a_real_model_keeps_more_of_what_it_says_on_the_calibration_prompts():
     """SmolLM2, two blocks in 3 bits: the divergence from the full model is less than by rounding to nearest."""
-    from quasar.models import load_model
-    from quasar.quantizers.calibration import own_prompts
+    from quasar.checkpoints.models import load_model
+    from quasar.pipeline.calibration import own_prompts
 
     loaded = load_model("smollm2")
     prompts = [loaded.tokenizer(text, return_tensors="pt").input_ids for text in own_prompts()]

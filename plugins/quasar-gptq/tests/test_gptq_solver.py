@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 from quasar_gptq import solver
 from quasar_gptq.solver import inverse_factor, quantize_gptq
 

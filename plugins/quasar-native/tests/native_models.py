@@ -9,11 +9,11 @@ import torch
 
 from quasar.kernels.reference import ReferenceKernel
 from quasar.quantizers.hqq import HqqQuantizer
-from quasar.quantizers.layers import linear_layers, replace_module, structure_copy
-from quasar.quantizers.linear import QuantizedLinear
-from quasar.quantizers.w8a8 import W8A8Quantizer
-from quasar.quantizers.weight import QuantizedWeight, quantize_symmetric
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.models import tiny
+from quasar.weights.layers import linear_layers, replace_module, structure_copy
+from quasar.weights.linear import QuantizedLinear
+from quasar.weights.record import QuantizedWeight, quantize_symmetric
 
 SUPPORTED = ("llama", "mistral_window", "qwen2", "qwen3", "gemma2", "gemma3")
 """Those of quasar.testing.models; SmolLM3 is added here."""

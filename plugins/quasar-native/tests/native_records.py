@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 from quasar_native import _native
 
 INSTRUCTIONS = _native.available_instructions()

@@ -17,7 +17,7 @@ from hypothesis import given
 from native_records import INSTRUCTIONS, record, records, rows
 
 from quasar.errors import InvalidRequestError
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 from quasar_native import _native
 from quasar_native.kernel import NativeKernel, pack, pool_of
 from quasar_native.plugin import quasar_kernels
@@ -86,7 +86,7 @@ def test_a_forked_child_multiplies_too():
     """It has none of the threads that its parent's pool had started, and does not wait for them at its end either."""
     script = """if True:
         import gc, os, torch
-        from quasar.quantizers.weight import QuantizedWeight
+        from quasar.weights.record import QuantizedWeight
         from quasar_native.kernel import NativeKernel, pool_of
         weight = QuantizedWeight(torch.ones((512, 512), dtype=torch.int8), torch.ones(512, 1))
         execute = NativeKernel(2).prepare(weight)

@@ -13,7 +13,7 @@ from native_models import plain_logits, random_tokens
 from torch import nn
 
 from quasar.errors import UnsupportedModelError
-from quasar.quantizers.w8a8 import W8A8Quantizer
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.models import FAMILIES, tiny
 from quasar.types import Draft
 from quasar.verifiers.causal_lm import CausalLMVerifier

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from native_records import ACTIVATIONS, FORMS, INSTRUCTIONS, THREADS, record, records, rows
 
-from quasar.kernels.activations import round_inputs
 from quasar.kernels.reference import ReferenceKernel
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.activations import round_inputs
+from quasar.weights.record import QuantizedWeight
 from quasar_native import _native
 from quasar_native.kernel import NativeKernel, pool_of
 
@@ -138,7 +138,7 @@ def test_the_longest_sums_fit(instructions):
 @everywhere
 @pytest.mark.parametrize("size", [3, 16, 40])
 def test_inputs_are_rounded_half_to_even_and_cut_off(size, instructions):
-    """As ``quasar.kernels.activations`` rounds them, at the end of a vector too."""
+    """As ``quasar.weights.activations`` rounds them, at the end of a vector too."""
     weight = QuantizedWeight(
         torch.eye(size, dtype=torch.int8), torch.ones(size, 1), activations="int8_static", input_scale=torch.tensor(2.0)
     )

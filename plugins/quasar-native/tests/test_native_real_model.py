@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quasar import Pipeline
-from quasar.models import load_model
+from quasar.checkpoints.models import load_model
 from quasar_native.verifier import NativeVerifier
 
 pytestmark = pytest.mark.real_model

@@ -10,12 +10,12 @@ from native_models import FORMATS, SUPPORTED, in_format, model_of, plain_logits,
 
 from quasar import Pipeline
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
-from quasar.parity import logits_at_width
-from quasar.quantizers.layers import structure_copy
-from quasar.quantizers.linear import QuantizedLinear
 from quasar.testing import check_verifier
 from quasar.testing.models import tiny
 from quasar.types import EMPTY_DRAFT, Draft
+from quasar.verifiers.invariance import logits_at_width
+from quasar.weights.layers import structure_copy
+from quasar.weights.linear import QuantizedLinear
 from quasar_native import _native
 from quasar_native.errors import ContextOverflowError
 from quasar_native.kernel import NativeKernel, checked_instructions

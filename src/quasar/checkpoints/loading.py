@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +19,17 @@ from quasar.errors import CheckpointError
 from quasar.kernels import KernelChooser
 from quasar.progress import track
 from quasar.protocols import CheckpointFormat
-from quasar.quantizers.layers import Layer, replace_module, untie_quantized_head
-from quasar.quantizers.linear import QuantizedLinear, quantized_layers
-from quasar.quantizers.shifting import ShiftedNorm
-from quasar.registry import default_registry
+from quasar.registry.registry import default_registry
+from quasar.weights.layers import Layer, replace_module, untie_quantized_head
+from quasar.weights.linear import QuantizedLinear, quantized_layers
+from quasar.weights.provenance import note_quantization
+from quasar.weights.shifted_norm import ShiftedNorm
 
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where tools wrote what stands in ``config.json`` now."""
 
 _COMPUTED = (".inv_freq", ".masked_bias")
 """Buffers that older versions of transformers stored and newer ones compute."""
-
-_descriptions: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 
 
 def quantization_of(folder: Path) -> dict[str, Any] | None:
@@ -92,17 +90,12 @@ def load_quantized(
     _fill(model, full, None if own is not None and dtype is None else model.dtype)
     if own is not None and (lost := sorted(own.layers.keys() - quantized_layers(model).keys())):
         raise CheckpointError(f"the model has no linear layer {lost[0]}, which the checkpoint describes")
-    _descriptions[model] = quantization.get("quantizer") or {"quantizer": quantization["quant_method"]}
+    note_quantization(model, quantization.get("quantizer") or {"quantizer": quantization["quant_method"]})
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     placed: nn.Module = model
     placed.to(device).eval()
     return model
-
-
-def quantization_described(model: nn.Module) -> dict[str, Any]:
-    """What a checkpoint says of how its model was quantized; nothing for a model from elsewhere."""
-    return dict(_descriptions.get(model, {}))
 
 
 def _empty_model(folder: Path, dtype: torch.dtype | None, attention: str | None) -> PreTrainedModel:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quasar.checkpoints.packing import pack, unpack
 from quasar.errors import CheckpointError
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 
 METHOD = "quasar"
 VERSION = 1

@@ -1,4 +1,4 @@
-"""Write a quantized model to a folder that :func:`quasar.models.load_model` reads. No pickle."""
+"""Write a quantized model to a folder that :func:`quasar.checkpoints.models.load_model` reads. No pickle."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from quasar.checkpoints.files import CONFIG, WEIGHTS
 from quasar.checkpoints.own import METHOD, VERSION, checksum, description_checksum, stored_layer
 from quasar.errors import InvalidRequestError, UnsupportedModelError
-from quasar.quantizers.linear import quantized_layers
-from quasar.quantizers.shifting import ShiftedNorm
+from quasar.weights.linear import quantized_layers
+from quasar.weights.shifted_norm import ShiftedNorm
 
 
 def save_quantized(

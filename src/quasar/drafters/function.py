@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from quasar.errors import PluginError
+from quasar.loop.sampling import Sampling
 from quasar.protocols import Need
-from quasar.sampling import Sampling
 from quasar.types import Draft, Verification
 
 

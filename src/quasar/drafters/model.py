@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from torch import Tensor
 
+from quasar.checkpoints.models import LoadedModel, check_loadable, load_model
 from quasar.drafters.nested import Blocks, NestedDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError
-from quasar.models import LoadedModel, check_loadable, load_model
+from quasar.loop.sampling import Sampling
 from quasar.protocols import DraftSession, Need
-from quasar.sampling import Sampling
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ class ModelDrafter:
 
     Args:
         name: As of ``Pipeline.from_pretrained``: Hub id, folder, path of a ``.gguf`` file, or ``smollm2``. Or a model
-            that is loaded already, as a :class:`quasar.models.LoadedModel`; it is not changed, and may be the target's.
+            that is loaded already, as a :class:`quasar.checkpoints.models.LoadedModel`; it is not changed, and may be
+            the target's.
         k: Tokens a draft has at most.
         min_k: Below ``k``: drafts get shorter, down to this, while they are not confirmed. ``None``: as ``k``.
         max_k: Above ``k``: drafts get longer, up to this, while they are confirmed whole. ``None``: as ``k``.

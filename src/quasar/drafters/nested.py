@@ -19,17 +19,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from quasar.checks import bind_drafter, start_drafting, start_verifying
-from quasar.decode import speculate
 from quasar.errors import InvalidRequestError
+from quasar.loop.checks import bind_drafter, start_drafting, start_verifying
+from quasar.loop.decode import speculate
+from quasar.loop.prefix import common_prefix_length
+from quasar.loop.processing import Processing, Processor
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
-from quasar.prefix import common_prefix_length
-from quasar.processing import Processing, Processor
 from quasar.protocols import Drafter, DraftSession, Need, Quantizer, Verifier, VerifySession
-from quasar.registry import AUTO, default_registry
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
+from quasar.registry.registry import AUTO, default_registry
 from quasar.types import EMPTY_DRAFT, Draft, Step, Verification
 
 if TYPE_CHECKING:

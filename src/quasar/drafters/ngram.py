@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import attrs
 
 from quasar.errors import InvalidRequestError
-from quasar.prefix import common_prefix_length
+from quasar.loop.prefix import common_prefix_length
+from quasar.loop.sampling import Sampling
 from quasar.protocols import Need
-from quasar.sampling import Sampling
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from quasar.loop.sampling import Sampling
 from quasar.protocols import Need
-from quasar.sampling import Sampling
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quasar.errors import InvalidRequestError
 from quasar.protocols import Kernel
-from quasar.quantizers.weight import QuantizedWeight
-from quasar.registry import default_registry
+from quasar.registry.registry import default_registry
+from quasar.weights.record import QuantizedWeight
 
 
 class KernelChooser:

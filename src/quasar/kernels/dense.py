@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quasar.kernels.activations import round_inputs
-from quasar.kernels.blocks import product_in_blocks
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.activations import round_inputs
+from quasar.weights.products import product_in_blocks
+from quasar.weights.record import QuantizedWeight
 
 
 class DenseKernel:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quasar.kernels.activations import quantize_inputs, round_inputs
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.activations import quantize_inputs, round_inputs
+from quasar.weights.record import QuantizedWeight
 
 
 class ReferenceKernel:

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quasar.kernels.activations import quantize_rows, quantize_with
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.activations import quantize_rows, quantize_with
+from quasar.weights.record import QuantizedWeight
 
 
 class TorchInt8Kernel:

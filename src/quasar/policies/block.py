@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quasar.loop.sampling import Sampling
 from quasar.policies.rejection import draft_distribution
-from quasar.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
 

@@ -8,7 +8,7 @@ and equals plain sampling token by token. A stochastic drafter that draws with t
 
 from __future__ import annotations
 
-from quasar.sampling import Sampling
+from quasar.loop.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
 

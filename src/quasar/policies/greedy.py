@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quasar.errors import InvalidRequestError
-from quasar.sampling import Sampling, best_token
+from quasar.loop.sampling import Sampling, best_token
 from quasar.types import Draft, Verdict, Verification
 
 

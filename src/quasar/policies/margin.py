@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from quasar.errors import InvalidRequestError
-from quasar.sampling import Sampling
+from quasar.loop.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
 

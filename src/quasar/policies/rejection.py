@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quasar.errors import PluginError
-from quasar.sampling import Sampling
+from quasar.loop.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
 

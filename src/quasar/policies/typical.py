@@ -6,7 +6,7 @@ import attrs
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError
-from quasar.sampling import Sampling
+from quasar.loop.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from quasar.errors import InvalidRequestError
 from quasar.kernels import KernelChooser
 from quasar.progress import track
-from quasar.quantizers.layers import (
+from quasar.quantizers.unrounded import keep
+from quasar.weights.layers import (
     Layer,
     LayerReport,
     Skipped,
@@ -22,9 +23,8 @@ from quasar.quantizers.layers import (
     structure_copy,
     untie_quantized_head,
 )
-from quasar.quantizers.linear import QuantizedLinear
-from quasar.quantizers.unrounded import keep
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.linear import QuantizedLinear
+from quasar.weights.record import QuantizedWeight
 
 
 class Assembly:
@@ -59,7 +59,7 @@ class Assembly:
         self._skipped: list[Skipped] = []
 
     def choose(self, model: nn.Module) -> list[Layer]:
-        """The layers to quantize; raises as :func:`quasar.quantizers.layers.choose_layers` does."""
+        """The layers to quantize; raises as :func:`quasar.weights.layers.choose_layers` does."""
         return choose_layers(model, self.who, lm_head=self._lm_head, include=self._include, exclude=self._exclude)
 
     def begin(self, model: nn.Module) -> Any:

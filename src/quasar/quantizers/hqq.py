@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
 from quasar.quantizers.assembly import Assembly
-from quasar.quantizers.layers import Layer
 from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
-from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
+from quasar.weights.layers import Layer
+from quasar.weights.record import ActivationScheme, QuantizedWeight
 
 _BITS = (8, 4, 3, 2)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quasar.errors import InvalidRequestError
-from quasar.quantizers.layers import Layer
-from quasar.quantizers.weight import ActivationScheme
+from quasar.weights.layers import Layer
+from quasar.weights.record import ActivationScheme
 
 ACTIVATIONS: tuple[ActivationScheme, ...] = ("none", "int8_per_token", "int8_per_group")
 """Roundings of inputs that need no calibration."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quasar.errors import NumericalError
 from quasar.progress import track
-from quasar.quantizers.layers import Layer
+from quasar.weights.layers import Layer
 
 
 @attrs.frozen(eq=False)

@@ -5,7 +5,7 @@ SmoothQuant (Xiao et al. 2023, arXiv 2211.10438, eq. 4): channel j of a linear l
 but how well both can be rounded. The division is folded into whatever makes the input: the norm (as the paper's tool
 does), or the rows of the up projection, where a scale for each output channel takes it without loss.
 
-Behind a norm, each channel may also be shifted before it is divided (see :mod:`quasar.quantizers.shifting`).
+Behind a norm, each channel may also be shifted before it is divided (see :mod:`quasar.quantizers.w8a8.shifting`).
 """
 
 from __future__ import annotations

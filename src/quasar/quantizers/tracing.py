@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from quasar.progress import track
-from quasar.quantizers.layers import Layer
 from quasar.quantizers.ranges import Range
+from quasar.weights.layers import Layer
 
 _HARMLESS_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad"}
 _PRODUCTS = {"mul", "__mul__", "__rmul__"}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quasar.quantizers.layers import replace_module, structure_copy
+from quasar.weights.layers import replace_module, structure_copy
 
 
 class UnroundedLinear(nn.Module):

@@ -10,15 +10,15 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quasar.checks import bind_drafter, checked_draft, is_bindable, start_drafting, start_verifying
-from quasar.decode import decode, reference_decode
+from quasar.loop.checks import bind_drafter, checked_draft, is_bindable, start_drafting, start_verifying
+from quasar.loop.decode import decode, reference_decode
+from quasar.loop.processing import Processing
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
-from quasar.processing import Processing
 from quasar.protocols import Drafter, DraftSession, Verifier
-from quasar.registry import default_registry
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
+from quasar.registry.registry import default_registry
 from quasar.testing.chi_square import check_frequencies
 from quasar.testing.fakes import TableLM
 from quasar.testing.models import tiny

@@ -12,14 +12,14 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quasar.decode import decode
 from quasar.errors import InvalidRequestError
-from quasar.processing import Processing
+from quasar.loop.decode import decode
+from quasar.loop.processing import Processing
+from quasar.loop.sampling import Sampling
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
 from quasar.protocols import AcceptancePolicy, Need
-from quasar.registry import default_registry
-from quasar.sampling import Sampling
-from quasar.stats import DecodeStats
-from quasar.stopping import Stopping
+from quasar.registry.registry import default_registry
 from quasar.testing.chi_square import check_frequencies
 from quasar.testing.fakes import TableLM
 from quasar.testing.running import for_all, global_random_state_kept, require

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, NumericalError, QuasarError, UnsupportedModelError
 from quasar.protocols import Quantizer
-from quasar.quantizers.layers import linear_layers
-from quasar.registry import default_registry
+from quasar.registry.registry import default_registry
 from quasar.testing.models import random_prompt, tiny
 from quasar.testing.running import global_random_state_kept, require
+from quasar.weights.layers import linear_layers
 
 _WIDE = 50.0
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
-from quasar.checks import checked_draft, checked_verification, start_drafting, start_verifying
 from quasar.drafters.none import EmptyDrafter
+from quasar.loop.checks import checked_draft, checked_verification, start_drafting, start_verifying
+from quasar.loop.sampling import Sampling
 from quasar.protocols import Drafter, Invariance, Verifier, VerifySession
-from quasar.sampling import Sampling
 from quasar.testing.running import require
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 

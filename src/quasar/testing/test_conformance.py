@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quasar.errors import UnsupportedModelError
-from quasar.plugins import KINDS, normalized
-from quasar.registry import default_registry
+from quasar.registry.plugins import KINDS, normalized
+from quasar.registry.registry import default_registry
 from quasar.testing import check_drafter, check_policy, check_quantizer, check_verifier
 
 CHECKS: dict[str, Callable[[str], None]] = {

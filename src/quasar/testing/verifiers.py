@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from quasar.checks import checked_verification, start_verifying
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import UnsupportedModelError
+from quasar.loop.checks import checked_verification, start_verifying
 from quasar.protocols import Need, Verifier
-from quasar.registry import default_registry
+from quasar.registry.registry import default_registry
 from quasar.testing.models import tiny
 from quasar.testing.running import for_all, global_random_state_kept, require, run_settings
 from quasar.testing.sessions import PlainDecoding, Sequence, check_row, session_machine

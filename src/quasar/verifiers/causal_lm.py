@@ -9,15 +9,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
-from quasar.parity import WIDTHS, measure_invariance
-from quasar.prefix import common_prefix_length
+from quasar.loop.prefix import common_prefix_length
 from quasar.protocols import Invariance, Need
-from quasar.quantizers.layers import structure_copy
-from quasar.quantizers.linear import QuantizedLinear
 from quasar.types import Draft, Verification
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
-from quasar.verifiers.blocks import use_fixed_blocks
 from quasar.verifiers.cache import check_can_roll_back, new_cache, roll_back
+from quasar.verifiers.fixed_width import use_fixed_blocks
+from quasar.verifiers.invariance import WIDTHS, measure_invariance
+from quasar.weights.layers import structure_copy
+from quasar.weights.linear import QuantizedLinear
 
 
 class CausalLMVerifier:

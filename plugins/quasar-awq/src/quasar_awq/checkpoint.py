@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError, NumericalError
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 
 _BITS = 4
 _MIDDLE = 8

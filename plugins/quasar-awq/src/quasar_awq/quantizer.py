@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from quasar.errors import InvalidRequestError
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
-from quasar.quantizers.layers import Layer, linear_layers
 from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
 from quasar.quantizers.smoothing import Fold, divide_norm
 from quasar.quantizers.tracing import Group, trace_groups
+from quasar.weights.layers import Layer, linear_layers
 from quasar_awq.rounding import Grid
 from quasar_awq.samples import sample_in_turns
 from quasar_awq.scores import score_layers

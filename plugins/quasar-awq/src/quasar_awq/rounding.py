@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quasar.quantizers.weight import ActivationScheme, QuantizedWeight, quantize_symmetric
+from quasar.weights.record import ActivationScheme, QuantizedWeight, quantize_symmetric
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quasar.errors import NumericalError
 from quasar.progress import track
-from quasar.quantizers.layers import Layer
+from quasar.weights.layers import Layer
 
 _LOGITS = 32
 """Positions of each prompt at which logits are computed where the output head's inputs are sampled."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from quasar.quantizers.layers import Layer
+from quasar.weights.layers import Layer
 
 _NEW_LAYER = {"linear", "addmm"}
 """Products with a weight: what made their input is not what made their output."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 from quasar_compressed_tensors.record import FLOATS, record_of
 from quasar_compressed_tensors.schemes import Schemes
 

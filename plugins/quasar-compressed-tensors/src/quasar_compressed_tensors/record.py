@@ -13,7 +13,7 @@ from compressed_tensors.quantization.lifecycle.forward import quantize
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError, NumericalError
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 from quasar_compressed_tensors.schemes import Scheme
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

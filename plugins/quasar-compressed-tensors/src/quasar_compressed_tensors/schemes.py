@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from quasar.errors import InvalidRequestError
-from quasar.quantizers.weight import ActivationScheme
+from quasar.weights.record import ActivationScheme
 
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized", "dense")
 _STRATEGIES = ("tensor", "channel", "group")
@@ -29,7 +29,7 @@ class Scheme:
         group: Name of the config group.
         format: One of int-quantized, naive-quantized, pack-quantized, dense.
         weights: Integers of at most 8 bits, per tensor, channel or group.
-        activations: In the words of :class:`quasar.quantizers.weight.QuantizedWeight`.
+        activations: In the words of :class:`quasar.weights.record.QuantizedWeight`.
         ordered: The columns of a group lie apart, and ``weight_g_idx`` says which group each belongs to.
     """
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from quasar.hookspecs import Factory, hookimpl
+from quasar.registry.hookspecs import Factory, hookimpl
 
 
 @hookimpl

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quasar.errors import InvalidRequestError, NumericalError
 from quasar.quantizers.options import check_bits
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 from quasar_gptq.packing import WORD, unpack
 
 _BITS = (2, 3, 4, 8)

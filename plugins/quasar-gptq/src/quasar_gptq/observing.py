@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quasar.errors import NumericalError
-from quasar.quantizers.layers import Layer
+from quasar.weights.layers import Layer
 from quasar_gptq.lockstep import Call, lanes, run
 
 

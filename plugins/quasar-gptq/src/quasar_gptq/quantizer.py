@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from quasar.errors import InvalidRequestError
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
-from quasar.quantizers.layers import Layer
 from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
-from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
+from quasar.weights.layers import Layer
+from quasar.weights.record import ActivationScheme, QuantizedWeight
 from quasar_gptq.observing import blocks_of, observe_in_turn
 from quasar_gptq.solver import quantize_gptq
 

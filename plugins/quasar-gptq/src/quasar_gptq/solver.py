@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quasar.quantizers.weight import ActivationScheme, QuantizedWeight
+from quasar.weights.record import ActivationScheme, QuantizedWeight
 from quasar_gptq.grid import Grid
 
 _BLOCK = 128

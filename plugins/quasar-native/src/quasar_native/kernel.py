@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.record import QuantizedWeight
 from quasar_native import _native
 
 _LONGEST_GROUP = 2**17

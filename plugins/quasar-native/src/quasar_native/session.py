@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quasar.prefix import common_prefix_length
+from quasar.loop.prefix import common_prefix_length
 from quasar.types import Draft, Verification
 from quasar_native import _native
 

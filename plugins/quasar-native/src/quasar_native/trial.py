@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quasar.errors import NumericalError, UnsupportedModelError
-from quasar.quantizers.layers import structure_copy
-from quasar.quantizers.linear import QuantizedLinear
+from quasar.weights.layers import structure_copy
+from quasar.weights.linear import QuantizedLinear
 from quasar_native import _native
 
 _LENGTH = 12

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from quasar.errors import UnsupportedModelError
-from quasar.quantizers.linear import QuantizedLinear
-from quasar.quantizers.weight import QuantizedWeight
+from quasar.weights.linear import QuantizedLinear
+from quasar.weights.record import QuantizedWeight
 from quasar_native import _native
 from quasar_native.kernel import NativeExecutor, pack
 

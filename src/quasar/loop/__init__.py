@@ -1,0 +1,1 @@
+"""Decoding one sequence: draft, verify, decide, commit, stop."""

@@ -1,0 +1,1 @@
+"""What a user holds: a target, its strategies, and the requests that they answer."""

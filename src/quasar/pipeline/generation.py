@@ -1,0 +1,86 @@
+"""One generation in progress: an iterator of chunks that ends with a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quasar.errors import InvalidRequestError
+from quasar.loop.detokenize import TextStream
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Stopping
+from quasar.types import Chunk, FinishReason, GenerationResult, Step, TokenLogprobs
+
+
+class Generation(Iterator[Chunk]):
+    """Streams chunks; their texts and tokens add up to those of :attr:`result`. Made by :class:`quasar.Pipeline`."""
+
+    def __init__(
+        self,
+        steps: Iterator[Step],
+        *,
+        stopping: Stopping,
+        stats: DecodeStats,
+        text: TextStream | None,
+        guarantee: str,
+        logprobs: int | None = None,
+    ) -> None:
+        self._steps = steps
+        self._n_logprobs = logprobs
+        self._logprobs: list[TokenLogprobs] = []
+        self._stopping = stopping
+        self._stats = stats
+        self._text = text
+        self._guarantee = guarantee
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._finish_reason: FinishReason | None = None
+
+    def __next__(self) -> Chunk:
+        with self._stats.total:
+            step = next(self._steps)
+            emission = step.emission
+            self._finish_reason = emission.finish_reason
+            self._token_ids.extend(emission.token_ids)
+            if self._n_logprobs is not None:
+                self._logprobs += logprobs_of(step, self._n_logprobs)
+            chunk = Chunk(self._new_text(), emission.token_ids)
+            self._pieces.append(chunk.text)
+        return chunk
+
+    def _new_text(self) -> str:
+        if self._text is None:
+            return ""
+        return self._text.advance() if self._finish_reason is None else self._text.finish(self._stopping.text_end)
+
+    @property
+    def result(self) -> GenerationResult:
+        """The whole output, once the iterator is exhausted.
+
+        Raises:
+            InvalidRequestError: The generation has not ended.
+        """
+        if self._finish_reason is None:
+            raise InvalidRequestError("the generation has not ended; iterate over it to its end first")
+        return GenerationResult(
+            text="".join(self._pieces),
+            token_ids=tuple(self._token_ids),
+            finish_reason=self._finish_reason,
+            guarantee=self._guarantee,
+            stats=self._stats.as_dict(),
+            logprobs=None if self._n_logprobs is None else tuple(self._logprobs),
+        )
+
+    def run(self) -> GenerationResult:
+        """Run to the end."""
+        for _ in self:
+            pass
+        return self.result
+
+
+def logprobs_of(step: Step, n: int) -> Iterator[TokenLogprobs]:
+    """The log-probabilities of the tokens of one step, each from the row that judged it."""
+    for token_id, row in zip(step.emission.token_ids, step.verification.logits, strict=False):
+        logprobs = row.float().log_softmax(dim=-1)
+        values, token_ids = logprobs.topk(min(n, logprobs.shape[0]))
+        top = dict(zip(token_ids.tolist(), values.tolist(), strict=True))
+        yield TokenLogprobs(float(logprobs[token_id]), top)

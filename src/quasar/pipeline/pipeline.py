@@ -1,0 +1,254 @@
+"""What a user holds: a target, the strategies that decode it faster, text in and text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+
+from quasar.checkpoints.models import load_model
+from quasar.errors import InvalidRequestError
+from quasar.loop.decode import decode, reference_decode
+from quasar.loop.detokenize import IncrementalText, TextStream
+from quasar.loop.processing import Processing
+from quasar.loop.stats import DecodeStats
+from quasar.loop.stopping import Criterion, Stopping
+from quasar.pipeline.generation import Generation
+from quasar.pipeline.guarantees import guarantee_of, guarantee_of_reference
+from quasar.pipeline.plan import Choices, DrafterLike, Plan
+from quasar.pipeline.prompts import Prompt, checked_prompt_ids, encode_prompt
+from quasar.pipeline.request import Request, Settings
+from quasar.protocols import AcceptancePolicy, Drafter, Verifier
+from quasar.registry.registry import default_registry
+from quasar.types import ExactTo, GenerationResult
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+PromptIds = Sequence[int] | torch.Tensor
+
+
+class Pipeline:
+    """A target behind a verifier, a drafter and a policy; shared by any number of generations, also interleaved ones.
+
+    Args:
+        verifier: The target.
+        tokenizer: A transformers tokenizer, or ``None`` if only token ids go in and out.
+        drafter: Spec string, Drafter, or a function ``(token_ids, k) -> token ids``.
+        policy: Spec string or AcceptancePolicy; ``"auto"`` is coupled, hence greedy at temperature 0.
+        exact_to: What the verifier's target is, for the guarantee: ``"quantized"`` or ``"full"``.
+        target_name: The target for a reader of the guarantee.
+        eos_token_ids: Where the model ends its output, unless a call says otherwise.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        drafter: DrafterLike = "ngram",
+        policy: str | AcceptancePolicy = "auto",
+        exact_to: ExactTo = "full",
+        target_name: str = "the target",
+        eos_token_ids: int | Iterable[int] | None = None,
+    ) -> None:
+        if exact_to not in ("quantized", "full"):
+            raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
+        registry = default_registry()
+        self.verifier: Verifier = registry.build("verifier", verifier)
+        self.drafter: Drafter = registry.build("drafter", drafter)
+        self.policy: AcceptancePolicy = registry.build("policy", "coupled" if policy == "auto" else policy)
+        self.tokenizer = tokenizer
+        self.exact_to: ExactTo = exact_to
+        self.description: dict[str, Any] = {"exact_to": exact_to, "invariance": self.verifier.invariance}
+        self._target_name = target_name
+        self._eos_token_ids = eos_token_ids
+
+    @classmethod
+    def from_model(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, **choices: Unpack[Choices]
+    ) -> Pipeline:
+        """Quantize a model that is loaded already (a copy; the model is left as it is) and build a pipeline on it.
+
+        Choices are as in :class:`quasar.pipeline.plan.Plan`.
+
+        Raises:
+            InvalidRequestError: An option or combination that cannot be honoured.
+            UnsupportedModelError: The model cannot be quantized so, or cannot be rolled back.
+        """
+        plan = Plan.of(choices)
+        if not isinstance(model, PreTrainedModel):
+            raise InvalidRequestError(
+                f"from_model takes a transformers model that is loaded, got {model!r:.40}; from_pretrained loads one"
+            )
+        return cls._from_plan(plan, model, tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str,
+        *,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        **choices: Unpack[Choices],
+    ) -> Pipeline:
+        """Load a model (see :func:`quasar.checkpoints.models.load_model`), quantize it and build a pipeline on it.
+
+        Choices are as in :class:`quasar.pipeline.plan.Plan`. What can be refused is refused before the model is loaded.
+
+        Raises:
+            ModelNotFoundError: Nothing is found under ``name``.
+            QuasarError: As for :meth:`from_model`.
+        """
+        plan = Plan.of(choices)
+        loaded = load_model(name, dtype=dtype, device=device)
+        pipeline = cls._from_plan(plan, loaded.model, loaded.tokenizer)
+        pipeline.description = {"model": name, **pipeline.description}
+        return pipeline
+
+    @classmethod
+    def _from_plan(cls, plan: Plan, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Pipeline:
+        plan = plan.fitted_to(model)
+        verifier, drafter = plan.assemble(model, tokenizer)
+        pipeline = cls(
+            verifier,
+            tokenizer,
+            drafter=drafter,
+            policy=plan.policy,
+            exact_to=plan.exact_to,
+            target_name=plan.target_name,
+            eos_token_ids=_eos_of(model, tokenizer),
+        )
+        pipeline.description |= plan.describe(model)
+        if describe := getattr(verifier, "describe", None):
+            pipeline.description["verification"] = dict(describe())
+        return pipeline
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, num_return_sequences: None = None, **settings: Unpack[Settings]
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, num_return_sequences: int, **settings: Unpack[Settings]
+    ) -> list[GenerationResult]: ...
+
+    def generate(
+        self, prompt: Prompt, *, num_return_sequences: int | None = None, **settings: Unpack[Settings]
+    ) -> GenerationResult | list[GenerationResult]:
+        """Answer a text or chat messages; settings as in :class:`quasar.pipeline.request.Request`.
+
+        Args:
+            num_return_sequences: Return a list of that many results. Result i is what ``seed + i`` gives by itself.
+        """
+        request = Request.of(settings)
+        prompt_ids = encode_prompt(self.tokenizer, prompt, raw=request.raw)
+        return self._run(prompt_ids, request, num_return_sequences)
+
+    @overload
+    def generate_ids(
+        self, prompt_ids: PromptIds, *, num_return_sequences: None = None, **settings: Unpack[Settings]
+    ) -> GenerationResult: ...
+
+    @overload
+    def generate_ids(
+        self, prompt_ids: PromptIds, *, num_return_sequences: int, **settings: Unpack[Settings]
+    ) -> list[GenerationResult]: ...
+
+    def generate_ids(
+        self, prompt_ids: PromptIds, *, num_return_sequences: int | None = None, **settings: Unpack[Settings]
+    ) -> GenerationResult | list[GenerationResult]:
+        """Continue token ids: a sequence, or an integer tensor ``[T]`` or ``[1, T]``; else as :meth:`generate`."""
+        return self._run(checked_prompt_ids(prompt_ids), Request.of(settings), num_return_sequences)
+
+    def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Generation:
+        """An iterator of chunks; after its end its ``result`` is what :meth:`generate` would have returned."""
+        request = Request.of(settings)
+        return self._start(encode_prompt(self.tokenizer, prompt, raw=request.raw), request)
+
+    def reference(self, prompt: Prompt | PromptIds, **settings: Unpack[Settings]) -> GenerationResult:
+        """The same with the target alone, one token a step; takes token ids as well."""
+        request = Request.of(settings)
+        if isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt):
+            prompt_ids = encode_prompt(self.tokenizer, prompt, raw=request.raw)  # type: ignore[arg-type]
+        else:
+            prompt_ids = checked_prompt_ids(prompt)
+        return self._start(prompt_ids, request, speculative=False).run()
+
+    def _run(
+        self, prompt_ids: list[int], request: Request, num_return_sequences: int | None
+    ) -> GenerationResult | list[GenerationResult]:
+        if num_return_sequences is None:
+            return self._start(prompt_ids, request).run()
+        return [self._start(prompt_ids, one).run() for one in request.several(num_return_sequences)]
+
+    def _start(self, prompt_ids: list[int], request: Request, *, speculative: bool = True) -> Generation:
+        self._check_fits(prompt_ids, request.max_new_tokens)
+        text = None if self.tokenizer is None else IncrementalText(self.tokenizer)
+        eos_token_ids = self._eos_token_ids if request.eos_token_id == "model" else request.eos_token_id
+        stopping = Stopping(
+            request.max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            stop=request.stop,
+            criteria=[_as_criterion(criterion, prompt_ids) for criterion in request.stopping_criteria],
+            text=text,
+        )
+        stats = DecodeStats()
+        sampling = request.sampling
+        processing = Processing(prompt_ids, request.processors(len(prompt_ids), eos_token_ids))
+        if speculative:
+            guarantee = guarantee_of(self.verifier, self.policy, self.exact_to, self._target_name, sampling)
+            steps = decode(
+                prompt_ids,
+                drafter=self.drafter,
+                verifier=self.verifier,
+                policy=self.policy,
+                sampling=sampling,
+                stopping=stopping,
+                processing=processing,
+                stats=stats,
+            )
+        else:
+            guarantee = guarantee_of_reference(self.exact_to, self._target_name)
+            steps = reference_decode(
+                prompt_ids,
+                verifier=self.verifier,
+                sampling=sampling,
+                stopping=stopping,
+                processing=processing,
+                stats=stats,
+            )
+        stream = None if text is None else TextStream(text, request.stop)
+        return Generation(
+            steps, stopping=stopping, stats=stats, text=stream, guarantee=guarantee, logprobs=request.logprobs
+        )
+
+    def _check_fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
+        limit = self.verifier.max_length
+        if limit is not None and len(prompt_ids) + max_new_tokens > limit:
+            room = limit - len(prompt_ids)
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt_ids)} tokens and max_new_tokens={max_new_tokens}, but the model's context "
+                f"is {limit}; " + (f"at most {room} new tokens fit" if room > 0 else "shorten the prompt")
+            )
+
+
+def _eos_of(model: PreTrainedModel, tokenizer: Any) -> int | list[int] | None:
+    for holder in (model.generation_config, model.config.get_text_config(), tokenizer):
+        if (token_ids := getattr(holder, "eos_token_id", None)) is not None:
+            return token_ids  # type: ignore[no-any-return]
+    return None
+
+
+def _as_criterion(criterion: Criterion | StoppingCriteria, prompt_ids: list[int]) -> Criterion:
+    if not isinstance(criterion, StoppingCriteria):
+        return criterion
+
+    def adapted(new_ids: Sequence[int]) -> bool:
+        met = criterion(torch.tensor([[*prompt_ids, *new_ids]]), None)
+        return bool(torch.as_tensor(met).all())
+
+    return adapted

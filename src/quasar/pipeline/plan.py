@@ -1,0 +1,210 @@
+"""Which strategies a pipeline is made of: chosen, checked and built before any model is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import attrs
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from quasar.drafters.nested import CascadeDrafter
+from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.loop.checks import bind_drafter, is_bindable
+from quasar.pipeline.calibration import own_prompts, prompts_from
+from quasar.pipeline.prompts import encode_prompt
+from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
+from quasar.quantizers.none import NoQuantizer
+from quasar.registry.registry import AUTO, default_registry
+from quasar.types import ExactTo
+from quasar.weights.linear import quantized_layers
+
+DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
+VerifierLike = str | Callable[[Any], Verifier]
+Calibration = str | Path | Sequence[str] | None
+
+_CALIBRATION_TOKENS = 512
+
+
+class Choices(TypedDict, total=False):
+    """Keyword arguments of ``Pipeline.from_pretrained`` and ``from_model``; see :class:`Plan`."""
+
+    drafter: DrafterLike
+    quantizer: str | Quantizer
+    policy: str | AcceptancePolicy
+    exact_to: ExactTo
+    verifier: VerifierLike
+    calibration: Calibration
+    strict: bool
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Plan:
+    """The choices of a pipeline. A strategy is a spec string (``"name:option=value,…"``) or, but for the verifier,
+    an object.
+
+    Args:
+        drafter: Also a function ``(token_ids, k) -> token ids``.
+        quantizer: What makes the target out of the model; ``"none"``: the target is the model as it was given.
+            ``"auto"``: ``w8a8``, and ``none`` for a model that comes quantized.
+        policy: ``"auto"`` is coupled, hence greedy at temperature 0.
+        exact_to: What the output must equal. ``"quantized"``: what the quantized model would produce alone;
+            ``"full"``: what the model as it was given would; the quantized one then drafts blocks for it.
+        verifier: Spec string, or a function from the quantized model to a Verifier. ``"auto"``: ``native`` where that
+            plug-in is installed and the model is on a CPU, else ``causal_lm``.
+        calibration: Prompts, or a file of them (see :func:`quasar.pipeline.calibration.prompts_from`); ``None``:
+            Quasar's own few. They are tokenized as prompts are, chat template included.
+        strict: The target's logits must be bit-identical at any width, or building the pipeline fails with the reason.
+    """
+
+    drafter: Drafter
+    quantizer: Quantizer
+    policy: AcceptancePolicy
+    exact_to: ExactTo
+    verifier: VerifierLike
+    calibration: Sequence[str]
+    strict: bool
+    specs: Mapping[str, str]
+    choices: Choices
+
+    @classmethod
+    def of(cls, choices: Choices) -> Plan:
+        """Build all strategies but the verifier.
+
+        Raises:
+            InvalidRequestError: An unknown choice, option, name or combination.
+            PluginError: A strategy that does not fit its protocol.
+        """
+        known = list(Choices.__annotations__)
+        if unknown := [name for name in choices if name not in known]:
+            raise InvalidRequestError(f"there is no choice {unknown[0]!r}; choices: {', '.join(known)}")
+        drafter = choices.get("drafter", "ngram")
+        quantizer = choices.get("quantizer", AUTO)
+        quantizer = "w8a8" if quantizer == AUTO else quantizer
+        policy = choices.get("policy", "auto")
+        verifier = choices.get("verifier", AUTO)
+        registry = default_registry()
+        built: Quantizer = registry.build("quantizer", quantizer)
+        built_drafter: Drafter = registry.build("drafter", drafter)
+        registry.check_verifier(verifier)
+        exact_to = _checked_exact_to(choices.get("exact_to", "quantized"), built)
+        if exact_to == "full" and not isinstance(built, NoQuantizer):
+            built_drafter = CascadeDrafter(built_drafter, built, verifier)
+        named = {"drafter": drafter, "quantizer": quantizer, "policy": policy, "verifier": verifier}
+        return cls(
+            drafter=built_drafter,
+            quantizer=built,
+            policy=registry.build("policy", "coupled" if policy == "auto" else policy),
+            exact_to=exact_to,
+            verifier=verifier,
+            calibration=_prompts(choices.get("calibration")),
+            strict=_checked_strict(choices.get("strict", False)),
+            specs={kind: _spec_of(strategy) for kind, strategy in named.items()},
+            choices=choices,
+        )
+
+    def fitted_to(self, model: nn.Module) -> Plan:
+        """This plan; for a model that comes quantized, and no quantizer asked for, one that leaves it as it is.
+
+        Raises:
+            InvalidRequestError: ``exact_to="full"`` of a model whose full weights are not there.
+        """
+        asked = self.choices.get("quantizer", AUTO) != AUTO and self.quantizes
+        if asked or not quantized_layers(model):
+            return self
+        if self.choices.get("exact_to") == "full":
+            raise InvalidRequestError(
+                "exact_to='full' needs the full weights, and this model comes quantized; give the full model"
+            )
+        return attrs.evolve(Plan.of({**self.choices, "quantizer": "none"}), exact_to="quantized")
+
+    @property
+    def target_name(self) -> str:
+        """The target, for a reader."""
+        as_given = self.exact_to == "full" or not self.quantizes
+        return "the model as it was given" if as_given else f"the model quantized by {self.specs['quantizer']}"
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether there is a quantized model at all."""
+        return not isinstance(self.quantizer, NoQuantizer)
+
+    def assemble(self, model: PreTrainedModel, tokenizer: Any) -> tuple[Verifier, Drafter]:
+        """Make the target of the model; returns its verifier and what drafts for it, bound to the model.
+
+        Called on a plan that is :meth:`fitted_to` the model.
+        """
+        calibration = self.calibration_for(model, tokenizer)
+        drafter = bind_drafter(self.drafter, model, tokenizer, calibration)  # first, for it may refuse the model
+        target = model if self.exact_to == "full" else self.quantizer.quantize(model, calibration)
+        return self.verifier_of(target), drafter
+
+    def calibration_for(self, model: PreTrainedModel, tokenizer: Any) -> list[torch.Tensor] | None:
+        """``[1, T]`` token ids of each calibration prompt; ``None`` where there is no use or no tokenizer for them."""
+        if tokenizer is None or not (self.quantizes or is_bindable(self.drafter)):
+            return None
+        encoded = (encode_prompt(tokenizer, prompt)[:_CALIBRATION_TOKENS] for prompt in self.calibration)
+        return [torch.tensor([token_ids], device=model.device) for token_ids in encoded]
+
+    def verifier_of(self, model: Any) -> Verifier:
+        """The verifier over the target."""
+        verifier: Verifier = default_registry().build_verifier(self.verifier, model)
+        return strictly(verifier) if self.strict else verifier
+
+    def describe(self, model: PreTrainedModel) -> dict[str, Any]:
+        """For a reader and for JSON; without the single layers."""
+        quantization = {key: value for key, value in self.quantizer.describe().items() if key != "layers"}
+        verifier = _spec_of(default_registry().resolve_verifier(self.verifier, model))
+        return {
+            **self.specs,
+            "verifier": verifier,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(model.device),
+            "quantization": quantization,
+        }
+
+
+def strictly(verifier: Verifier) -> Verifier:
+    """A verifier whose logits are bit-identical at any width: this one, or what its method ``strict`` makes of it.
+
+    Raises:
+        UnsupportedModelError: There is no such thing.
+    """
+    if verifier.invariance == "bitwise":
+        return verifier
+    make = getattr(verifier, "strict", None)
+    if make is None:
+        raise UnsupportedModelError(
+            f"strict: {type(verifier).__name__} declares invariance {verifier.invariance!r} and has no method strict() "
+            "that makes it bitwise"
+        )
+    return make()  # type: ignore[no-any-return]
+
+
+def _checked_exact_to(exact_to: str, quantizer: Quantizer) -> ExactTo:
+    if exact_to not in ("quantized", "full"):
+        raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
+    return "full" if exact_to == "full" or isinstance(quantizer, NoQuantizer) else "quantized"
+
+
+def _checked_strict(strict: object) -> bool:
+    if not isinstance(strict, bool):
+        raise InvalidRequestError(f"strict={strict!r}; expected true or false")
+    return strict
+
+
+def _prompts(calibration: Calibration) -> Sequence[str]:
+    if calibration is None:
+        return own_prompts()
+    if isinstance(calibration, str | Path):
+        return prompts_from(calibration)
+    if not isinstance(calibration, Sequence) or not all(isinstance(prompt, str) for prompt in calibration):
+        raise InvalidRequestError(f"calibration={calibration!r:.60}; give a file, a list of prompts, or None")
+    return calibration
+
+
+def _spec_of(strategy: object) -> str:
+    return strategy if isinstance(strategy, str) else getattr(strategy, "__name__", type(strategy).__name__)

@@ -1,0 +1,201 @@
+"""The settings of one generation, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import attrs
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from quasar.errors import InvalidRequestError
+from quasar.loop.processing import Processor
+from quasar.loop.sampling import Sampling
+from quasar.loop.stopping import Criterion
+
+if TYPE_CHECKING:
+    from transformers import StoppingCriteria
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments of the calls of a Pipeline; see :class:`Request`."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    no_repeat_ngram_size: int | None
+    min_new_tokens: int | None
+    logits_processors: Sequence[Processor]
+    logprobs: int | None
+    stop: str | Sequence[str] | None
+    seed: int
+    stopping_criteria: Criterion | StoppingCriteria | Sequence[Criterion | StoppingCriteria] | None
+    eos_token_id: int | Sequence[int] | Literal["model"] | None
+    raw: bool
+
+
+def _as_tuple(values: Any) -> tuple[Any, ...]:
+    """Several values, one alone, or none, as a tuple."""
+    if values is None:
+        return ()
+    return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
+
+
+def _as_ids(token_ids: Any) -> Any:
+    return tuple(token_ids) if isinstance(token_ids, Iterable) and not isinstance(token_ids, str) else token_ids
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """What one generation was asked for.
+
+    Args:
+        max_new_tokens: Budget, at least 1; prompt and budget together must fit the model's context.
+        temperature: Divides the logits; 0 is greedy.
+        top_k: Sample from the k most probable tokens; more than the vocabulary cuts nothing.
+        top_p: Sample from the most probable tokens that together reach p, after ``top_k``.
+        min_p: Sample from tokens at least this times as probable as the most probable, after ``top_p``.
+        repetition_penalty: Divides the positive logits, and multiplies the negative ones, of tokens that occurred in
+            prompt or output (Keskar et al. 2019, arXiv 1909.05858).
+        no_repeat_ngram_size: No n-gram of this length occurs twice in prompt and output.
+        min_new_tokens: No EOS before so many new tokens.
+        logits_processors: Functions of ``(input_ids [1, T], scores [1, V])`` such as transformers' LogitsProcessor,
+            applied in order at every position, after the three above and before the temperature. An object with a state
+            is copied by position; a plain function must be pure.
+        logprobs: How many of the most probable tokens to report for each new token, beside the token itself: natural
+            logarithms of the softmax of the processed logits, before temperature and cuts. ``None``: report nothing.
+        stop: Stop string, several or none, looked for in the new text. The text ends before the first that occurs; the
+            tokens end with the one that completed it.
+        seed: Of the noise of sampling; greedy output does not depend on it.
+        stopping_criteria: Functions of the list of new tokens, asked after each one and true to stop; or transformers'
+            ``StoppingCriteria``, which get prompt and new tokens as a ``[1, T]`` tensor. One, several or none.
+        eos_token_id: One id, several, or ``None`` for none; ``"model"``: what the model's configuration says.
+        raw: Take a text as it is, without the model's chat template.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_new_tokens: int | None = None
+    logits_processors: tuple[Processor, ...] = attrs.field(default=(), converter=_as_tuple)
+    logprobs: int | None = None
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
+    seed: int = 0
+    stopping_criteria: tuple[Criterion | StoppingCriteria, ...] = attrs.field(default=(), converter=_as_tuple)
+    eos_token_id: int | tuple[int, ...] | Literal["model"] | None = attrs.field(default="model", converter=_as_ids)
+    raw: bool = False
+
+    @property
+    def sampling(self) -> Sampling:
+        """How a token is chosen, seen from position 0."""
+        return Sampling(
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
+        )
+
+    def processors(self, prompt_length: int, eos_token_ids: Any) -> list[Processor]:
+        """All logits processors of a generation, in the order of transformers' own ``generate``."""
+        built: list[Processor] = []
+        if self.repetition_penalty is not None:
+            built.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
+        if self.no_repeat_ngram_size is not None:
+            built.append(NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
+        if self.min_new_tokens is not None and (eos := list(_as_tuple(eos_token_ids))):
+            built.append(MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, eos))
+        return [*built, *self.logits_processors]
+
+    def several(self, n: int) -> list[Request]:
+        """The same request with n seeds, counted from its own.
+
+        Raises:
+            InvalidRequestError: n is no positive integer, or all would give the same greedy output.
+        """
+        if not _is_integer(n) or n < 1:
+            raise InvalidRequestError(f"num_return_sequences={n!r}: give an integer of at least 1, or None")
+        if n > 1 and self.temperature == 0:
+            raise InvalidRequestError(
+                f"num_return_sequences={n} at temperature 0 would return one output {n} times; give a temperature"
+            )
+        return [attrs.evolve(self, seed=self.seed + i) for i in range(n)]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Request:
+        """Check the keyword arguments of a call.
+
+        Raises:
+            InvalidRequestError: An unknown setting, or a value out of range.
+        """
+        known = [field.name for field in attrs.fields(cls)]
+        for name in settings:
+            if name not in known:
+                raise InvalidRequestError(f"there is no setting {name!r}; settings: {', '.join(known)}")
+        request = cls(**settings)
+        request._check()
+        return request
+
+    def _check(self) -> None:
+        if not _is_integer(self.max_new_tokens) or self.max_new_tokens < 1:
+            raise InvalidRequestError(f"max_new_tokens={self.max_new_tokens!r}: give an integer of at least 1")
+        self._check_stops()
+        self._check_sampling()
+        self._check_processors()
+
+    def _check_processors(self) -> None:
+        penalty = self.repetition_penalty
+        if penalty is not None and (not _is_number(penalty) or not 0 < penalty < float("inf")):
+            raise InvalidRequestError(f"repetition_penalty={penalty!r}: give a number above 0, or None")
+        for name, least in (("no_repeat_ngram_size", 1), ("min_new_tokens", 0)):
+            value = getattr(self, name)
+            if value is not None and (not _is_integer(value) or value < least):
+                raise InvalidRequestError(f"{name}={value!r}: give an integer of at least {least}, or None")
+        if self.min_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise InvalidRequestError(
+                f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}"
+            )
+
+    def _check_stops(self) -> None:
+        for string in self.stop:
+            if not isinstance(string, str) or not string:
+                raise InvalidRequestError(f"stop={list(self.stop)!r}: each stop must be a non-empty string")
+        for criterion in self.stopping_criteria:
+            if not callable(criterion):
+                raise InvalidRequestError(
+                    f"stopping_criteria: {criterion!r} is not callable; give functions of the list of new tokens, or "
+                    "transformers' StoppingCriteria"
+                )
+        if self.eos_token_id != "model" and not all(map(_is_integer, _as_tuple(self.eos_token_id))):
+            raise InvalidRequestError(
+                f"eos_token_id={self.eos_token_id!r}: give an integer, several, None for none, or 'model'"
+            )
+
+    def _check_sampling(self) -> None:
+        if not _is_number(self.temperature) or not 0 <= self.temperature < float("inf"):
+            raise InvalidRequestError(f"temperature={self.temperature!r}: give a number of at least 0")
+        if not _is_integer(self.seed):
+            raise InvalidRequestError(f"seed={self.seed!r}: give an integer")
+        if self.top_k is not None and (not _is_integer(self.top_k) or self.top_k < 1):
+            raise InvalidRequestError(f"top_k={self.top_k!r}: give an integer of at least 1, or None")
+        if self.top_p is not None and (not _is_number(self.top_p) or not 0 < self.top_p <= 1):
+            raise InvalidRequestError(f"top_p={self.top_p!r}: give a number above 0 and up to 1, or None")
+        if self.min_p is not None and (not _is_number(self.min_p) or not 0 <= self.min_p <= 1):
+            raise InvalidRequestError(f"min_p={self.min_p!r}: give a number from 0 to 1, or None")
+        if self.logprobs is not None and (not _is_integer(self.logprobs) or self.logprobs < 0):
+            raise InvalidRequestError(f"logprobs={self.logprobs!r}: give an integer of at least 0, or None")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,142 @@
+"""A ``.gguf`` file, asked by the layers of the transformers model that was loaded from it.
+
+The package gguf reads the file; transformers says by which name a weight is stored, and which rows it moves when it
+loads one (llama.cpp pairs the rows of queries and keys otherwise). Both are asked, not repeated here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import modeling_gguf_pytorch_utils
+from transformers.pytorch_utils import Conv1D
+
+from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.weights.layers import Layer
+
+_loading: Any = modeling_gguf_pytorch_utils
+_DEPTH = 2
+
+
+@attrs.frozen(eq=False)
+class Stored:
+    """A weight as the file has it.
+
+    Args:
+        name: Of the tensor in the file.
+        type_name: ``"Q4_0"``, ``"F16"``, …
+        shape: Of the weight that it stands for.
+        raw: What is stored, mapped into memory and not read yet; for a type of blocks ``[out, bytes of a row]`` uint8.
+    """
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    raw: Any
+
+
+class GgufFile:
+    """The tensors of a file, by the layers of a model.
+
+    Args:
+        path: Of the file.
+        model: Of the architecture that is in the file.
+
+    Raises:
+        InvalidRequestError: There is no such file, or it is no GGUF file.
+        UnsupportedModelError: Nobody knows how the weights of such a model are called in a GGUF file.
+    """
+
+    def __init__(self, path: Path, model: nn.Module) -> None:
+        reader = _open(path)
+        self.path, self._model = path, model
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._processor = _processor_for(reader, model)
+        self._weights_map = _weights_map(model, self._processor)
+        self._names = {name: stored for stored, name in self._weights_map.items() if stored in self._tensors}
+
+    def find(self, layer: Layer) -> Stored | None:
+        """What stores the layer's weight, maybe under the name of one that shares it; ``None`` if nothing does."""
+        for name, parameter in self._model.named_parameters():
+            if parameter is layer.module.weight and name in self._names:
+                tensor = self._tensors[self._names[name]]
+                return Stored(tensor.name, tensor.tensor_type.name, tuple(tensor.shape.tolist()[::-1]), tensor.data)
+        return None
+
+    def rows_of(self, stored: Stored, layer: Layer) -> Tensor:
+        """``[out, bytes of a row]`` uint8: the layer's rows in the order that they have in the model.
+
+        Raises:
+            UnsupportedModelError: transformers does more to this weight than to move rows.
+        """
+        # Rows are numbered and go the way of the weight: transformers' functions see a matrix of row numbers.
+        numbers = np.broadcast_to(np.arange(stored.shape[0], dtype=np.int32)[:, None], stored.shape)
+        moved = self._processor.process(
+            weights=numbers, name=stored.name, tensor_key_mapping=self._weights_map, parsed_parameters={"tensors": {}}
+        ).weights
+        rows = torch.from_numpy(np.array(stored.raw)).to(layer.weight.device)
+        if moved is numbers:
+            return rows
+        if isinstance(layer.module, Conv1D):
+            moved = moved.T
+        order = moved[:, 0]
+        if moved.shape != stored.shape or (moved != order[:, None]).any() or len(set(order.tolist())) < len(order):
+            raise UnsupportedModelError(
+                f"gguf: transformers changes {stored.name} of {self.path} on its way into {layer.name} by more than an "
+                f"order of rows; leave the layer out with exclude={layer.name}"
+            )
+        return rows[torch.from_numpy(order.astype(np.int64)).to(rows.device)]
+
+
+def _processor_for(reader: Any, model: Any) -> Any:
+    """What transformers does to the tensors of this architecture."""
+    architecture = next(iter(_loading.read_field(reader, "general.architecture")), None)
+    return _loading.TENSOR_PROCESSORS.get(architecture, _loading.TensorProcessor)(config=model.config.to_dict())
+
+
+def _weights_map(model: Any, processor: Any) -> dict[str, str]:
+    """Names of parameters in the model, by their names in a file."""
+    try:
+        found: dict[str, str] = _loading.get_gguf_hf_weights_map(_Outline(model, _DEPTH), processor)
+    except NotImplementedError as error:
+        raise UnsupportedModelError(
+            f"gguf: it is not known how the weights of a model of type {model.config.model_type!r} are called in a "
+            ".gguf file"
+        ) from error
+    return found
+
+
+class _Outline:
+    """The names of a model and of the modules at its top.
+
+    transformers looks into every module, for prefixes that a file lacks, and builds its table of names anew for each:
+    seconds for a small model. Prefixes are those of a base model, hence near the top.
+    """
+
+    def __init__(self, module: Any, depth: int) -> None:
+        self.config = getattr(module, "config", None)
+        self._module, self._depth = module, depth
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self._module.state_dict()
+        return state
+
+    def named_children(self) -> list[tuple[str, _Outline]]:
+        children = self._module.named_children() if self._depth else ()
+        return [(name, _Outline(child, self._depth - 1)) for name, child in children]
+
+
+def _open(path: Path) -> Any:
+    from gguf import GGUFReader
+
+    if not path.is_file():
+        raise InvalidRequestError(f"gguf: there is no file {path}")
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # the reader checks little: a file of something else fails anywhere in it
+        raise InvalidRequestError(f"gguf: {path} cannot be read as a GGUF file: {error}") from error

@@ -1,0 +1,163 @@
+"""W8A8, the recipe of Quasar (arXiv 2603.01399): int8 weights and int8 activations, smoothed.
+
+Weights: symmetric, one scale an output channel. Activations: symmetric, one scale a token, found at run time. Both may
+have a scale for each group of inputs instead, and activations one for the layer, found in calibration.
+Smoothing is folded into the norms (see :mod:`quasar.quantizers.smoothing`). Embeddings, norms, attention and the
+key-value cache stay as they are, and so does the output head unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quasar.errors import InvalidRequestError
+from quasar.progress import track
+from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.options import check_group, check_group_option
+from quasar.quantizers.ranges import Range, input_ranges
+from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
+from quasar.quantizers.tracing import Group, trace_groups
+from quasar.quantizers.w8a8.scale_search import SAMPLED_ROWS, searched_scales
+from quasar.quantizers.w8a8.scheme import Int8Scheme
+from quasar.quantizers.w8a8.shifting import shift_norm
+from quasar.weights.layers import Layer, linear_layers
+
+_SMOOTHINGS = {True: "scale", False: "none", "scale": "scale", "shift": "shift", "none": "none"}
+
+
+class W8A8Quantizer:
+    """Quantizes all linear layers to 8 bits.
+
+    Args:
+        group: Inputs that share a scale, of weights and of activations, and that divide the layer's inputs; −1: all.
+        smooth: What to do to each channel where calibration is given. ``"scale"``: divide it; ``"shift"``: move the
+            middle of its range to zero, where a norm precedes, then divide it; ``"none"``: nothing. ``True`` is
+            ``"scale"``, ``False`` is ``"none"``.
+        alpha: Migration strength of the smoothing, 0…1: how much of the activations' spread moves into the weights.
+            ``"search"``: for each group of layers the one with which their outputs err least.
+        activations: ``"dynamic"``: each row of activations has scales of its own; ``"static"``: one scale a layer,
+            from calibration, which is then needed.
+        lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own;
+            the embedding keeps its values.
+        include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
+        exclude: Patterns of layer names to leave alone.
+        kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
+    """
+
+    def __init__(
+        self,
+        group: int = -1,
+        smooth: str | bool = "scale",
+        alpha: float | str = 0.5,
+        activations: str = "dynamic",
+        lm_head: bool = False,
+        include: str = "",
+        exclude: str = "",
+        kernel: str = "auto",
+    ) -> None:
+        check_group_option("w8a8", group)
+        if not isinstance(smooth, str | bool) or smooth not in _SMOOTHINGS:
+            raise InvalidRequestError(f"w8a8: smooth={smooth!r}, expected scale, shift or none")
+        if alpha != "search" and not _is_share(alpha):
+            raise InvalidRequestError(f"w8a8: alpha={alpha!r}, expected a number from 0 to 1, or search")
+        if activations not in ("dynamic", "static"):
+            raise InvalidRequestError(f"w8a8: activations={activations!r}, expected dynamic or static")
+        self._smooth, self._alpha = _SMOOTHINGS[smooth], alpha
+        self._scheme = Int8Scheme(group, static=activations == "static")
+        self._assembly = Assembly("w8a8", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
+
+    @torch.no_grad()
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+        """Return the quantized copy; see :class:`quasar.protocols.Quantizer`.
+
+        Raises:
+            InvalidRequestError: The group does not fit a layer, or static activations lack calibration; before any
+                weight is touched.
+        """
+        layers = self._assembly.choose(model)
+        for layer in layers:
+            check_group("w8a8", layer, self._scheme.group)
+        ranges = self._measure_inputs(model, layers, calibration or ())
+        quantized = self._assembly.begin(model)
+        folds = self._fold_smoothing(model, quantized, layers, calibration or ())
+        for layer in track(layers, "quantizing"):
+            self._place(quantized, layer, folds[layer.name], ranges.get(layer.name))
+        return self._assembly.finish(quantized)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Options, and after :meth:`quantize` the layers with their kernels and the weights left alone with reasons."""
+        shared = self._assembly.describe()
+        return {
+            "quantizer": "w8a8",
+            "group": self._scheme.group,
+            "smooth": self._smooth,
+            "alpha": self._alpha,
+            "activations": "static" if self._scheme.static else "dynamic",
+            "smoothed_layers": sum(layer["smoothed"] for layer in shared["layers"]),
+            **shared,
+        }
+
+    def _measure_inputs(
+        self, model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
+    ) -> dict[str, Range]:
+        """What static activations need to know, and nothing where they are dynamic."""
+        if not self._scheme.static:
+            return {}
+        if not calibration:
+            raise InvalidRequestError(
+                "w8a8: activations=static needs calibration prompts, and there are none (nor for a model without a "
+                "tokenizer); choose activations=dynamic"
+            )
+        return input_ranges(model, layers, calibration)
+
+    def _fold_smoothing(
+        self, model: nn.Module, quantized: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
+    ) -> dict[str, Fold]:
+        """Divide and shift the norms of ``quantized``; returns what is left to do to each layer."""
+        folds = {layer.name: Fold() for layer in layers}
+        if self._smooth == "none" or not calibration:
+            return folds
+        rows = -(-SAMPLED_ROWS // len(calibration)) if self._alpha == "search" else 0
+        for group in trace_groups(model, list(linear_layers(model)), calibration, rows=rows):
+            if not group.consumers.keys() <= folds.keys():
+                continue
+            shift = self._shift_of(group)
+            scales = self._scales_of(group, shift)
+            if group.is_norm:
+                if not divide_norm(quantized.get_submodule(group.name), scales):
+                    continue
+                shift = None if shift is None else shift_norm(quantized, group.name, shift, scales)
+            elif group.name in folds:
+                folds[group.name].rows = 1 / scales
+            else:
+                continue
+            for name in group.consumers:
+                folds[name].columns, folds[name].shift = scales, shift
+        return folds
+
+    def _shift_of(self, group: Group) -> Tensor | None:
+        """``[in]``; a product of two layers' outputs cannot be shifted by either."""
+        if self._smooth != "shift" or not group.is_norm or group.range is None:
+            return None
+        return group.range.middle.nan_to_num(0.0, 0.0, 0.0)
+
+    def _scales_of(self, group: Group, shift: Tensor | None) -> Tensor:
+        if self._alpha == "search":
+            return searched_scales(group, self._scheme, shift)
+        peaks = None if shift is None or group.range is None else group.range.moved(shift, None).peaks
+        return smoothing_scales(group, float(self._alpha), peaks)
+
+    def _place(self, quantized: nn.Module, layer: Layer, fold: Fold, inputs: Range | None) -> None:
+        weight = fold.apply(layer.weight)
+        peak = None if inputs is None else inputs.moved(fold.shift, fold.columns).peaks.amax()
+        record = self._scheme.record(weight, peak)
+        bias, smoothed = fold.apply_to_bias(layer.bias, layer.weight), fold.columns is not None
+        self._assembly.place(quantized, layer, record, weight=weight, bias=bias, smoothed=smoothed)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1

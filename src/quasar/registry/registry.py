@@ -1,0 +1,231 @@
+"""From a spec string such as ``"ngram:k=5,max_n=3"`` to a strategy, through whatever is installed."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any, get_args
+
+import attrs
+
+from quasar.errors import InvalidRequestError, PluginError, QuasarError, UnknownStrategyError
+from quasar.protocols import Bindable, Invariance, Need
+from quasar.registry.builtins import FUNCTION_DRAFTER
+from quasar.registry.hookspecs import Factory
+from quasar.registry.plugins import KINDS, Entry, LoadedPlugin, Origin, load_plugins
+from quasar.registry.signatures import check_function, check_signatures
+from quasar.registry.spec import Option, parse_spec
+
+logger = logging.getLogger("quasar")
+
+AUTO = "auto"
+"""In place of a spec string: what is best for the model and the machine."""
+
+
+@attrs.frozen
+class Shadowed:
+    """A strategy that cannot be had by its name, because another one took the name first."""
+
+    entry: Entry
+    winner: Origin
+
+    def __str__(self) -> str:
+        return (
+            f"{self.entry.kind} {self.entry.name!r} of {self.entry.origin} is ignored: "
+            f"{self.winner} provides that name already"
+        )
+
+
+class Registry:
+    """All strategies of all loaded plug-ins. On a name clash the earlier plug-in wins: built-ins, then by name."""
+
+    def __init__(self, plugins: Iterable[LoadedPlugin]) -> None:
+        self.plugins = tuple(plugins)
+        self.shadowed: list[Shadowed] = []
+        self._entries: dict[tuple[str, str], Entry] = {}
+        for entry in (entry for plugin in self.plugins for entry in plugin.entries):
+            winner = self._entries.setdefault((entry.kind, entry.name), entry)
+            if winner is not entry:
+                self.shadowed.append(Shadowed(entry, winner.origin))
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """What can be had by name, sorted by kind (in the order of the protocols) and name."""
+        order = list(KINDS)
+        found = [entry for entry in self._entries.values() if kind in (None, entry.kind)]
+        return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
+
+    def problems(self) -> list[str]:
+        """One line for each plug-in that could not be loaded and each name that is provided twice."""
+        broken = [str(plugin.error) for plugin in self.plugins if plugin.error is not None]
+        return broken + [str(shadowed) for shadowed in self.shadowed]
+
+    def build(self, kind: str, spec: object, *arguments: Any) -> Any:
+        """Make a strategy from a spec string, or check and adapt one that was passed as an object.
+
+        Args:
+            kind: A key of :data:`quasar.registry.plugins.KINDS`.
+            spec: ``"name:option=value,…"``, or a strategy; a plain function counts as a drafter.
+            arguments: What the factory takes before its options (a verifier: the model).
+
+        Raises:
+            UnknownStrategyError: Nothing installed has that name.
+            InvalidRequestError: An option that the factory does not take, or a value that it refuses.
+            PluginError: The factory failed, or what it made does not fit the protocol.
+        """
+        if not isinstance(spec, str):
+            return _checked(kind, spec, f"the {kind} {getattr(spec, '__name__', None) or _one_line(spec)}")
+        factory, options, who = self._prepare(kind, spec, len(arguments))
+        try:
+            strategy = factory(*arguments, **options)
+        except QuasarError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(f"{who} refused {spec!r}: {error}") from error
+        except Exception as error:
+            raise PluginError(f"{who} failed to start: {type(error).__name__}: {error}") from error
+        return _checked(kind, strategy, who)
+
+    def check_spec(self, kind: str, spec: object) -> None:
+        """Raise what :meth:`build` would raise for the name and the options of a spec string, without building.
+
+        For a kind whose factory takes one argument before its options (a verifier: the model).
+        """
+        if isinstance(spec, str):
+            self._prepare(kind, spec, 1)
+
+    def required_options(self, kind: str, name: str) -> list[str]:
+        """Options that the factory of that name has no default for."""
+        entry = self._entry(kind, name)
+        factory = _resolve(entry.factory, f"{kind} {name!r} of {entry.origin}")
+        return _required(_options_of(factory, int(kind == "verifier")))
+
+    def check_verifier(self, choice: object) -> None:
+        """Check what verifies a model that is not there yet: a spec string, or a function from it to a Verifier."""
+        if choice == AUTO:
+            return
+        if not isinstance(choice, str) and not callable(choice):
+            raise InvalidRequestError(
+                f"verifier={type(choice).__name__} object: give a spec string, or a function from the quantized "
+                "model to a Verifier; a Verifier that exists already goes to Pipeline(verifier, tokenizer)"
+            )
+        self.check_spec("verifier", choice)
+
+    def resolve_verifier(self, choice: Any, model: Any) -> Any:
+        """The choice, or for ``"auto"`` the compiled verifier where it is installed and the model is on a CPU."""
+        if choice != AUTO:
+            return choice
+        installed = any(entry.name == "native" for entry in self.entries("verifier"))
+        return "native" if installed and model.device.type == "cpu" else "causal_lm"
+
+    def build_verifier(self, choice: Any, model: Any) -> Any:
+        """The Verifier over ``model``, by a choice that :meth:`check_verifier` has passed."""
+        choice = self.resolve_verifier(choice, model)
+        return self.build("verifier", choice if isinstance(choice, str) else choice(model), model)
+
+    def _prepare(self, kind: str, spec: str, n_arguments: int) -> tuple[Callable[..., Any], dict[str, Option], str]:
+        """The factory, the options that it takes, and how to call the strategy in a message."""
+        name, options = parse_spec(spec)
+        entry = self._entry(kind, name)
+        who = f"{kind} {name!r} of {entry.origin}"
+        factory = _resolve(entry.factory, who)
+        _check_options(factory, options, n_arguments, who)
+        return factory, options, who
+
+    def _entry(self, kind: str, name: str) -> Entry:
+        if (entry := self._entries.get((kind, name))) is not None:
+            return entry
+        names = [entry.name for entry in self.entries(kind)]
+        installed = ", ".join(f"{entry.name} ({entry.origin})" for entry in self.entries(kind))
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        broken = [plugin for plugin in self.plugins if plugin.error is not None]
+        suspects = [plugin for plugin in broken if name in (plugin.origin.entry_point, plugin.origin.distribution)]
+        for plugin in suspects:
+            raise PluginError(f"no {kind} named {name!r}: {plugin.error}") from plugin.error
+        also = "".join(f" Not loaded: {plugin.error}." for plugin in broken)
+        raise UnknownStrategyError(f"no {kind} named {name!r}; installed: {installed}.{hint}{also}")
+
+
+@functools.cache
+def default_registry() -> Registry:
+    """The registry of everything installed, loaded once per process; problems are logged as warnings, one line each."""
+    registry = Registry(load_plugins())
+    for problem in registry.problems():
+        logger.warning(problem)
+    return registry
+
+
+def _one_line(value: object) -> str:
+    return f"{' '.join(repr(value).split()):.80}"
+
+
+def _resolve(factory: Factory, who: str) -> Callable[..., Any]:
+    if not isinstance(factory, str):
+        return factory
+    module, _, path = factory.partition(":")
+    try:
+        found: Any = import_module(module)
+        for attribute in path.split("."):
+            found = getattr(found, attribute)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(f"{who}: {factory} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise PluginError(f"{who}: {factory} is {type(found).__name__}, expected a callable")
+    return found  # type: ignore[no-any-return]
+
+
+def _check_options(factory: Callable[..., Any], options: Mapping[str, Option], n_arguments: int, who: str) -> None:
+    parameters = _options_of(factory, n_arguments)
+    if missing := [name for name in _required(parameters) if name not in options]:
+        raise InvalidRequestError(f"{who} needs the option {missing[0]!r}; write NAME:{missing[0]}=…")
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters]
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise InvalidRequestError(
+                f"{who} has no option {option!r}; its options: {', '.join(known) or 'none'}.{hint}"
+            )
+
+
+def _options_of(factory: Callable[..., Any], n_arguments: int) -> list[inspect.Parameter]:
+    """What a factory takes by name, after as many arguments; anything, if it does not say."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())[n_arguments:]
+    except ValueError:
+        return [inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)]
+    return [parameter for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+
+
+def _required(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    return [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+
+
+def _checked(kind: str, strategy: object, who: str) -> Any:
+    protocol = KINDS[kind][1]
+    if kind == "drafter" and callable(strategy) and not hasattr(strategy, "start"):
+        check_function(strategy, lambda token_ids, k: (), who)
+        return _resolve(FUNCTION_DRAFTER, who)(strategy)
+    check_signatures(protocol, strategy, who)
+    if kind == "drafter" and hasattr(strategy, "bind"):
+        check_signatures(Bindable, strategy, who)
+    _check_declared(kind, strategy, who)
+    return strategy
+
+
+def _check_declared(kind: str, strategy: Any, who: str) -> None:
+    """Attributes that a loop reads later; a value outside their type would surface far from who set it."""
+    if kind == "verifier" and strategy.invariance not in (known := get_args(Invariance)):
+        raise PluginError(f"{who} declares invariance={strategy.invariance!r}; choose one of {', '.join(known)}")
+    if kind == "drafter":
+        needs, known = strategy.needs, get_args(Need)
+        if not isinstance(needs, frozenset | set) or not needs <= set(known):
+            raise PluginError(f"{who} declares needs={needs!r}; give a frozenset of {', '.join(known)}, maybe empty")

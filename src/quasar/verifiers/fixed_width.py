@@ -1,0 +1,32 @@
+"""Linear layers in floating point whose rows have the same bits at any width while a draft is verified."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from quasar.verifiers.attention import is_attending_by_rows
+from quasar.weights.layers import Layer, linear_layers, replace_module
+from quasar.weights.products import is_faster_in_blocks, product_in_blocks
+
+
+class FixedBlocks(nn.Module):
+    """A linear layer that runs on blocks of as many rows while a draft is verified, and as ever on a prompt."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self._layer = layer
+        self.weight, self.bias = layer.module.weight, layer.module.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """``[..., in]`` to ``[..., out]``."""
+        if not is_attending_by_rows():
+            # A prompt is computed once and in one piece, whatever is drafted.
+            return self._layer.module(inputs)  # type: ignore[no-any-return]
+        return product_in_blocks(inputs, self._layer.weight, self._layer.bias)
+
+
+def use_fixed_blocks(model: nn.Module, *, only_where_faster: bool = False) -> None:
+    """Replace the floating-point linear layers of ``model``, which shares its tensors with nobody's modules."""
+    for layer in list(linear_layers(model)):
+        if is_faster_in_blocks(layer.weight) or not only_where_faster:
+            replace_module(model, layer.name, FixedBlocks(layer))

@@ -8,7 +8,8 @@ import torch
 from quasar.drafters.ngram import NgramDrafter
 from quasar.kernels.reference import ReferenceKernel
 from quasar.kernels.torch_int8 import TorchInt8Kernel
-from quasar.loop.decode import decode
+from quasar.loop.decode import speculate
+from quasar.loop.decoding import Decoding
 from quasar.loop.processing import Processing
 from quasar.loop.sampling import Sampling
 from quasar.loop.stats import DecodeStats
@@ -22,7 +23,7 @@ from quasar.weights.record import QuantizedWeight, quantize_symmetric
 @pytest.mark.parametrize("context", [100, 10_000, 100_000])
 def bench_ngram_step(benchmark, context):
     """One propose and one commit; must not grow with the context."""
-    session = NgramDrafter().start([i * 7919 % 1000 for i in range(context)], Sampling())
+    session = NgramDrafter().start([i * 7919 % 1000 for i in range(context)], Sampling(), None)
 
     def step():
         session.propose(5)
@@ -73,7 +74,7 @@ def bench_loop_of_a_hundred_steps(benchmark, sampling):
         stops = Stopping(600)
         parts = {"drafter": NgramDrafter(), "verifier": Instant(), "policy": CoupledPolicy()}
         how = {"sampling": sampling, "processing": Processing([0]), "stopping": stops, "stats": DecodeStats()}
-        for _ in decode([0], **parts, **how):
+        for _ in speculate(Decoding([0], **parts, **how)):
             pass
 
     benchmark(run)

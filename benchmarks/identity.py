@@ -49,7 +49,7 @@ class Counted:
         self.drafts = self.whole = 0
 
     def start(self, prompt_ids: Any, sampling: Any) -> CountedSession:
-        return CountedSession(self, self.drafter.start(prompt_ids, sampling))
+        return CountedSession(self, self.drafter.start(prompt_ids, sampling, None))
 
 
 class CountedSession:

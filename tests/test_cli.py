@@ -29,6 +29,7 @@ class KeepAll:
 
     lossless = False
     drafter_invariant = False
+    uses_draft_probs = False
 
     def decide(self, draft, verification, sampling):
         return Verdict(len(draft), int(verification.logits[-1].argmax()))

@@ -14,7 +14,8 @@ from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.ngram import NgramDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import NumericalError, PluginError
-from quasar.loop.decode import decode, reference_decode
+from quasar.loop.decode import reference_decode, speculate
+from quasar.loop.decoding import Decoding, PlainDecoding
 from quasar.loop.detokenize import IncrementalText
 from quasar.loop.processing import Processing
 from quasar.loop.sampling import Sampling
@@ -39,15 +40,17 @@ def stopping_of(case: Case, kind: type[Stopping] = Stopping) -> Stopping:
 
 def run(prompt_ids, *, drafter, verifier, policy, stopping, stats=None, sampling=None, processors=()) -> list[Emission]:
     """All emissions of the loop; greedy unless ``sampling`` is given."""
-    steps = decode(
-        prompt_ids,
-        drafter=drafter,
-        verifier=verifier,
-        policy=policy,
-        sampling=sampling or Sampling(),
-        stopping=stopping,
-        processing=Processing(prompt_ids, processors),
-        stats=stats or DecodeStats(),
+    steps = speculate(
+        Decoding(
+            prompt_ids,
+            drafter=drafter,
+            verifier=verifier,
+            policy=policy,
+            sampling=sampling or Sampling(),
+            stopping=stopping,
+            processing=Processing(prompt_ids, processors),
+            stats=stats or DecodeStats(),
+        )
     )
     return [step.emission for step in steps]
 
@@ -68,12 +71,14 @@ def speculative(case: Case, *, target=None, drafter=None, policy=None, stopping=
 
 def plain(case: Case, sampling: Sampling | None = None) -> list[Emission]:
     steps = reference_decode(
-        case.prompt_ids,
-        verifier=case.target(),
-        sampling=sampling or Sampling(),
-        stopping=stopping_of(case),
-        processing=Processing(case.prompt_ids),
-        stats=DecodeStats(),
+        PlainDecoding(
+            case.prompt_ids,
+            verifier=case.target(),
+            sampling=sampling or Sampling(),
+            stopping=stopping_of(case),
+            processing=Processing(case.prompt_ids),
+            stats=DecodeStats(),
+        )
     )
     return [step.emission for step in steps]
 
@@ -391,7 +396,7 @@ def test_a_function_that_returns_no_tokens_is_named(proposed):
         return proposed
 
     with pytest.raises(PluginError, match=r"drafter guess returned .* expected token ids"):
-        FunctionDrafter(guess).start([1], Sampling()).propose(3)
+        FunctionDrafter(guess).start([1], Sampling(), None).propose(3)
 
 
 @pytest.mark.parametrize("policy", [GreedyPolicy(), CoupledPolicy()])

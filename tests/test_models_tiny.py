@@ -14,7 +14,8 @@ import transformers
 from quasar import Pipeline
 from quasar.drafters.function import FunctionDrafter
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
-from quasar.loop.decode import decode
+from quasar.loop.decode import speculate
+from quasar.loop.decoding import Decoding
 from quasar.loop.processing import Processing
 from quasar.loop.sampling import Sampling
 from quasar.loop.stats import DecodeStats
@@ -434,15 +435,17 @@ def test_interleaved_sequences_over_one_verifier_do_not_touch_each_other():
     prompts = [random_prompt(length, seed=length) for length in (4, 12, 9)]
     expected = [greedy(model, prompt, N) for prompt in prompts]
     running = [
-        decode(
-            prompt,
-            drafter=FunctionDrafter(scripted(len(prompt), target, 5, 3, VOCAB_SIZE)),
-            verifier=verifier,
-            policy=GreedyPolicy(),
-            sampling=Sampling(),
-            stopping=Stopping(N),
-            processing=Processing(prompt),
-            stats=DecodeStats(),
+        speculate(
+            Decoding(
+                prompt,
+                drafter=FunctionDrafter(scripted(len(prompt), target, 5, 3, VOCAB_SIZE)),
+                verifier=verifier,
+                policy=GreedyPolicy(),
+                sampling=Sampling(),
+                stopping=Stopping(N),
+                processing=Processing(prompt),
+                stats=DecodeStats(),
+            )
         )
         for prompt, target in zip(prompts, expected, strict=True)
     ]

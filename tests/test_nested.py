@@ -128,7 +128,7 @@ def test_blocks_grow_while_they_are_confirmed_and_shrink_while_they_are_not():
     outer = TableLM(40, seed=2)
     for inner, end in ((TableLM(40, seed=2), 32), (TableLM(40, seed=77), 8)):
         drafter = NestedDrafter(NgramDrafter(), inner, k=16, min_margin=0)
-        session = drafter.start((1, 2), Sampling())
+        session = drafter.start((1, 2), Sampling(), None)
         stopping = Stopping(400)
         proposed = []
         for _ in range(8):
@@ -149,7 +149,7 @@ def test_policies_that_need_draft_probabilities_get_the_inner_targets(policy):
     outer = TableLM(6, seed=4, levels=3)
     drafter = NestedDrafter(NgramDrafter(), TableLM(6, seed=4, levels=3), k=6, min_k=6, max_k=6, with_probs=True)
     sampling, stats = Sampling(temperature=1.0, seed=3), DecodeStats()
-    draft = drafter.start((1, 2), sampling).propose(5)
+    draft = drafter.start((1, 2), sampling, None).propose(5)
     assert draft.probs.shape == (5, 6)
     token_ids = [1, 2]
     for token_id, probs in zip(draft.token_ids, draft.probs, strict=True):
@@ -189,7 +189,7 @@ def test_a_narrow_choice_ends_the_block_with_its_token(min_margin, lengths):
     """
     inner = Hesitant({5: 0.5, 9: 1.0, 10: 0.1, 17: 1.0})
     drafter = NestedDrafter(EmptyDrafter(), inner, k=6, min_k=6, max_k=6, min_margin=min_margin)
-    session = drafter.start((1, 1), Sampling())
+    session = drafter.start((1, 1), Sampling(), None)
     found = []
     for n_confirmed in (2, 8, 14):
         session.restart([1] * n_confirmed)
@@ -201,11 +201,11 @@ def test_every_token_of_a_step_of_the_inner_loop_may_end_the_block():
     """With a drafter inside several tokens come at once: the block ends after the step that has a narrow one in it."""
     inner = Hesitant({5: 0.1})
     drafter = NestedDrafter(FunctionDrafter(lambda ids, k: [1] * min(k, 3)), inner, k=12, min_k=12, max_k=12)
-    assert len(drafter.start((1, 1), Sampling()).propose(100)) == 4  # contexts of 2, 3, 4 and 5 tokens
+    assert len(drafter.start((1, 1), Sampling(), None).propose(100)) == 4  # contexts of 2, 3, 4 and 5 tokens
     drafter = NestedDrafter(FunctionDrafter(lambda ids, k: [1] * min(k, 1)), inner, k=12, min_k=12, max_k=12)
-    assert len(drafter.start((1, 1), Sampling()).propose(100)) == 4
+    assert len(drafter.start((1, 1), Sampling(), None).propose(100)) == 4
     drafter = NestedDrafter(FunctionDrafter(lambda ids, k: [1] * min(k, 2)), inner, k=12, min_k=12, max_k=12)
-    assert len(drafter.start((1, 1), Sampling()).propose(100)) == 6  # the second step has contexts of 5, 6 and 7
+    assert len(drafter.start((1, 1), Sampling(), None).propose(100)) == 6  # the second step has contexts of 5, 6 and 7
 
 
 def test_a_sampled_block_ends_where_the_race_of_its_own_position_was_narrow():
@@ -222,10 +222,10 @@ def test_a_sampled_block_ends_where_the_race_of_its_own_position_was_narrow():
                 break
         ended += len(token_ids) < 10
         options = {"k": 8, "min_k": 8, "max_k": 8, "min_margin": 0.3}
-        draft = NestedDrafter(EmptyDrafter(), inner, **options).start((1, 2), sampling).propose(100)
+        draft = NestedDrafter(EmptyDrafter(), inner, **options).start((1, 2), sampling, None).propose(100)
         assert [1, 2, *draft.token_ids] == token_ids
         several = FunctionDrafter(lambda ids, k, known=token_ids: known[len(ids) :][:2])
-        draft = NestedDrafter(several, inner, **options).start((1, 2), sampling).propose(100)
+        draft = NestedDrafter(several, inner, **options).start((1, 2), sampling, None).propose(100)
         assert [1, 2, *draft.token_ids][: len(token_ids)] == token_ids
         assert len(draft) - (len(token_ids) - 2) <= 2
     assert 10 < ended < 40

@@ -12,7 +12,7 @@ from quasar.loop.sampling import Sampling
 
 
 def propose(token_ids, max_tokens=100, **options):
-    return list(NgramDrafter(**options).start(token_ids, Sampling()).propose(max_tokens).token_ids)
+    return list(NgramDrafter(**options).start(token_ids, Sampling(), None).propose(max_tokens).token_ids)
 
 
 def by_search(token_ids: list[int], k: int, max_n: int, min_n: int) -> list[int]:
@@ -54,7 +54,7 @@ def test_the_index_finds_what_a_scan_finds(token_ids, k, max_n, data):
     min_n = data.draw(st.integers(1, max_n))
     cut = data.draw(st.integers(1, len(token_ids)))
     drafter = NgramDrafter(k=k, max_n=max_n, min_n=min_n)
-    session = drafter.start(token_ids[:cut], Sampling())
+    session = drafter.start(token_ids[:cut], Sampling(), None)
     for token_id in token_ids[cut:]:
         session.commit([token_id], None)
     expected = by_search(token_ids, k, max_n, min_n)
@@ -102,11 +102,11 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=30)
 def test_a_restarted_session_is_a_fresh_one(token_ids, branches, max_n, data):
     """Cut anywhere, a whole new text included, and continued otherwise: what it knows is what a fresh session knows."""
     drafter = NgramDrafter(k=4, max_n=max_n, min_n=data.draw(st.integers(1, max_n)))
-    session = drafter.start(token_ids, Sampling())
+    session = drafter.start(token_ids, Sampling(), None)
     for kept, tail in branches:
         token_ids = [*token_ids[:kept], *tail]
         session.restart(token_ids)
-        fresh = drafter.start(token_ids, Sampling())
+        fresh = drafter.start(token_ids, Sampling(), None)
         assert vars(session) == vars(fresh)
         assert session.propose(9).token_ids == fresh.propose(9).token_ids
         token_ids = [*token_ids, *tail]
@@ -116,7 +116,7 @@ def test_a_restarted_session_is_a_fresh_one(token_ids, branches, max_n, data):
 def test_a_restart_costs_what_it_differs_by():
     """Ten tokens taken back and ten others put in their place: no more work than that, in a context of thousands."""
     token_ids = [i * 7919 % 97 for i in range(5000)]
-    session = NgramDrafter().start(token_ids, Sampling())
+    session = NgramDrafter().start(token_ids, Sampling(), None)
     session._follower = CountingDict(session._follower)
     session.restart([*token_ids[:-10], *range(100, 110)])
     assert 0 < session._follower.operations <= 10 * 3 * 4
@@ -125,7 +125,7 @@ def test_a_restart_costs_what_it_differs_by():
 def test_sessions_do_not_share_what_they_have_seen():
     """Two sequences over one drafter: each drafts from its own text."""
     drafter = NgramDrafter()
-    first, second = drafter.start([1, 2, 1], Sampling()), drafter.start([1, 3, 1], Sampling())
+    first, second = drafter.start([1, 2, 1], Sampling(), None), drafter.start([1, 3, 1], Sampling(), None)
     assert first.propose(1).token_ids == (2,)
     assert second.propose(1).token_ids == (3,)
 

@@ -500,6 +500,9 @@ def test_only_returned_tokens_are_counted():
     assert stats["drafted_tokens"] == 18
     assert stats["accepted_tokens"] == 6 + 6 + (eos + 1 - 14)
     assert stats["mean_acceptance_length"] == (eos + 1) / 3
+    assert stats["accept_lengths"] == [7, 7, eos + 1 - 14]
+    assert stats["drafted_by_position"] == [3] * 6
+    assert stats["accepted_by_position"] == [3 if i < eos + 1 - 14 else 2 for i in range(6)]
     assert stats["acceptance_by_position"] == [1.0 if i < eos + 1 - 14 else 2 / 3 for i in range(6)]
     reference = toy_pipeline().reference(PROMPT, **settings).stats
     assert (reference["emitted_tokens"], reference["steps"]) == (eos + 1, eos + 1)
@@ -511,9 +514,13 @@ def test_statistics_are_plain_numbers_of_fixed_names():
     stats = toy_pipeline().generate(PROMPT, max_new_tokens=5).stats
     assert list(json.loads(json.dumps(stats))) == [
         *("steps", "drafted_tokens", "accepted_tokens", "emitted_tokens", "mean_acceptance_length"),
-        *("acceptance_by_position", "prefill_seconds", "draft_seconds", "verify_seconds", "total_seconds"),
+        *("accept_lengths", "acceptance_by_position", "accepted_by_position", "drafted_by_position"),
+        *("time_to_first_token", "prefill_seconds", "draft_seconds", "verify_seconds", "total_seconds"),
         "tokens_per_second",
     ]
+    assert len(stats["accept_lengths"]) == stats["steps"]
+    assert sum(stats["accept_lengths"]) == stats["emitted_tokens"]
+    assert stats["prefill_seconds"] < stats["time_to_first_token"] <= stats["total_seconds"]
     parts = stats["prefill_seconds"] + stats["draft_seconds"] + stats["verify_seconds"]
     assert 0 < parts <= stats["total_seconds"]
 
@@ -523,6 +530,7 @@ class Generous:
 
     lossless = False
     drafter_invariant = False
+    uses_draft_probs = False
 
     def decide(self, draft, verification, sampling):
         return Verdict(len(draft), int(verification.logits[-1].argmax()))
@@ -972,7 +980,7 @@ def test_a_drafter_is_told_whether_its_probabilities_are_judged(policy, wants_pr
     assert seen == [wants_probs]
     seen.clear()
     cascade = NestedDrafter(Spy(), table_lm(), k=3, min_k=1)
-    draft = cascade.start(PROMPT_IDS, Sampling(wants_probs=wants_probs)).propose(3)
+    draft = cascade.start(PROMPT_IDS, Sampling(wants_probs=wants_probs), None).propose(3)
     assert seen == [False]
     assert (draft.probs is not None) == wants_probs
 

@@ -133,11 +133,11 @@ BROKEN = {
     "a name that is no text": (DRAFTER + HOOK.format(names="{7: Silent}"), "quasar_drafters has the name 7; use"),
     "a method with an argument too few": (
         drafters("x").replace("start(self, prompt_ids, sampling)", "start(self)"),
-        ": Silent.start() cannot be called as Drafter.start(prompt_ids, sampling): too many positional arguments",
+        ": Silent.start() cannot be called as Drafter.start(prompt_ids, sampling, target): too many",
     ),
     "a method with an argument too many": (
-        drafters("x").replace("start(self, prompt_ids, sampling)", "start(self, prompt_ids, sampling, model)"),
-        ": Silent.start(prompt_ids, sampling, model) cannot be called as Drafter.start(prompt_ids, sampling): missing",
+        drafters("x").replace("start(self, prompt_ids, sampling)", "start(self, prompt_ids, sampling, target, model)"),
+        ": Silent.start(prompt_ids, sampling, target, model) cannot be called as Drafter.start(",
     ),
     "an optional method with an argument too few": (
         drafters("x").replace("    def start", "    def bind(self, model): pass\n    def start"),
@@ -145,11 +145,11 @@ BROKEN = {
     ),
     "a method of before there was sampling": (
         drafters("x").replace("start(self, prompt_ids, sampling)", "start(self, prompt_ids)"),
-        ": Silent.start(prompt_ids) cannot be called as Drafter.start(prompt_ids, sampling): too many positional",
+        ": Silent.start(prompt_ids) cannot be called as Drafter.start(prompt_ids, sampling, target): too many",
     ),
     "a method that is missing": (
         drafters("x").replace("def start", "def begin"),
-        "drafter 'x' of plug-in acme-broken 1.0 [broken]: Silent has no method start(prompt_ids, sampling)",
+        "drafter 'x' of plug-in acme-broken 1.0 [broken]: Silent has no method start(prompt_ids, sampling, target)",
     ),
 }
 

@@ -19,7 +19,8 @@ from transformers import (
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError, NumericalError
-from quasar.loop.decode import reference_decode
+from quasar.loop.decode import reference_decode, speculate
+from quasar.loop.decoding import Decoding, PlainDecoding
 from quasar.loop.processing import Processing
 from quasar.loop.sampling import Sampling
 from quasar.loop.stats import DecodeStats
@@ -70,12 +71,14 @@ KINDS = list(processors_for(Case(2, 0, 2, (0,), 1, None, (), None, ())))
 def reference(case: Case, processors: list, sampling: Sampling) -> list[int]:
     """Raises NumericalError where the processors leave no token."""
     steps = reference_decode(
-        case.prompt_ids,
-        verifier=case.target(),
-        sampling=sampling,
-        stopping=Stopping(case.max_new_tokens, eos_token_ids=case.eos_token_ids),
-        processing=Processing(case.prompt_ids, processors),
-        stats=DecodeStats(),
+        PlainDecoding(
+            case.prompt_ids,
+            verifier=case.target(),
+            sampling=sampling,
+            stopping=Stopping(case.max_new_tokens, eos_token_ids=case.eos_token_ids),
+            processing=Processing(case.prompt_ids, processors),
+            stats=DecodeStats(),
+        )
     )
     return tokens_of([step.emission for step in steps])
 
@@ -177,26 +180,28 @@ def test_a_shared_state_would_be_found():
     @given(cases())
     def check(case: Case) -> None:
         nonlocal differs
-        from quasar.loop import decode as loop
-
-        steps = loop.decode(
-            case.prompt_ids,
-            drafter=FunctionDrafter(case.drafter()),
-            verifier=case.target(),
-            policy=CoupledPolicy(),
-            sampling=Sampling(),
-            stopping=Stopping(case.max_new_tokens),
-            processing=FedRejectedTokens(case.prompt_ids, [PenalisesWhatItCounted()]),
-            stats=DecodeStats(),
+        steps = speculate(
+            Decoding(
+                case.prompt_ids,
+                drafter=FunctionDrafter(case.drafter()),
+                verifier=case.target(),
+                policy=CoupledPolicy(),
+                sampling=Sampling(),
+                stopping=Stopping(case.max_new_tokens),
+                processing=FedRejectedTokens(case.prompt_ids, [PenalisesWhatItCounted()]),
+                stats=DecodeStats(),
+            )
         )
         case_without_eos = tokens_of([step.emission for step in steps])
         own = reference_decode(
-            case.prompt_ids,
-            verifier=case.target(),
-            sampling=Sampling(),
-            stopping=Stopping(case.max_new_tokens),
-            processing=Processing(case.prompt_ids, [PenalisesWhatItCounted()]),
-            stats=DecodeStats(),
+            PlainDecoding(
+                case.prompt_ids,
+                verifier=case.target(),
+                sampling=Sampling(),
+                stopping=Stopping(case.max_new_tokens),
+                processing=Processing(case.prompt_ids, [PenalisesWhatItCounted()]),
+                stats=DecodeStats(),
+            )
         )
         differs += case_without_eos != tokens_of([step.emission for step in own])
 

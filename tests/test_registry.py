@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.ngram import NgramDrafter
 from quasar.drafters.none import EmptyDrafter
-from quasar.errors import InvalidRequestError, PluginError, UnknownStrategyError
+from quasar.errors import InvalidRequestError, PluginError, UnknownStrategyError, UnsupportedModelError
 from quasar.loop.checks import start_drafting, start_verifying
 from quasar.loop.sampling import Sampling
 from quasar.pipeline.pipeline import Pipeline
@@ -24,6 +24,7 @@ from quasar.registry.plugins import Entry, LoadedPlugin, Origin
 from quasar.registry.registry import Registry, default_registry
 from quasar.registry.spec import parse_spec
 from quasar.testing.fakes import TableLM
+from quasar.verifiers.causal_lm import CausalLMVerifier
 
 ORIGIN = Origin("acme-plugin", "1.0", "plugin")
 
@@ -270,7 +271,11 @@ def fails(error: Exception):
         (fails(TypeError("no int")), InvalidRequestError, "refused 'it:size=3': no int"),
         (fails(OSError("disk full")), PluginError, "failed to start: OSError: disk full"),
         (fails(InvalidRequestError("as it is")), InvalidRequestError, "as it is"),
-        (lambda size: None, PluginError, "has no method start(prompt_ids, sampling), which a Drafter must have"),
+        (
+            lambda size: None,
+            PluginError,
+            "has no method start(prompt_ids, sampling, target), which a",
+        ),
         (lambda size: EmptyDrafter, PluginError, "is the class EmptyDrafter itself, expected an instance"),
         (lambda size, path: None, InvalidRequestError, "needs the option 'path'; write NAME:path=…"),
         ("no_such_module:Thing", PluginError, "no_such_module:Thing cannot be imported: ModuleNotFoundError"),
@@ -296,7 +301,7 @@ def test_a_factory_may_take_any_option():
 def test_a_factory_may_return_a_function():
     """A plug-in's drafter can be a function too."""
     drafter = registry_of(it=lambda k=2: lambda token_ids, n: token_ids[:k]).build("drafter", "it:k=1")
-    assert drafter.start([7, 8], Sampling()).propose(5).token_ids == (7,)
+    assert drafter.start([7, 8], Sampling(), None).propose(5).token_ids == (7,)
 
 
 def test_an_option_can_be_checked_without_building():
@@ -338,7 +343,7 @@ def test_a_function_is_a_drafter():
 
     drafter = default_registry().build("drafter", last_one)
     assert isinstance(drafter, FunctionDrafter)
-    session = drafter.start([1, 2], Sampling())
+    session = drafter.start([1, 2], Sampling(), None)
     assert session.propose(2).token_ids == (5, 5)
     session.commit([5, 3], None)
     session.propose(1)
@@ -372,18 +377,22 @@ class Bare:
         ("drafter", NgramDrafter, "the drafter NgramDrafter is the class NgramDrafter itself, expected an instance"),
         ("policy", GreedyPolicy, "is the class GreedyPolicy itself, expected an instance that is an AcceptancePolicy"),
         ("verifier", TableLM, "is the class TableLM itself, expected an instance that is a Verifier"),
-        ("drafter", None, "the drafter None has no method start(prompt_ids, sampling), which a Drafter must have"),
-        ("drafter", 5, "the drafter 5 has no method start(prompt_ids, sampling)"),
+        (
+            "drafter",
+            None,
+            "the drafter None has no method start(prompt_ids, sampling, target), which a",
+        ),
+        ("drafter", 5, "the drafter 5 has no method start(prompt_ids, sampling, target)"),
         ("policy", lambda draft, verification, sampling: None, "has no method decide(draft, verification, sampling)"),
         ("drafter", Bare(), "has no attribute 'needs', which a Drafter must have"),
         ("policy", Undeclared(), "has no attribute 'drafter_invariant', which an AcceptancePolicy must have"),
-        ("drafter", alike(EmptyDrafter(), needs=["logits"]), "declares needs=['logits']; give a frozenset of logits"),
-        ("drafter", alike(EmptyDrafter(), needs={"probs"}), "declares needs={'probs'}; give a frozenset of logits"),
+        ("drafter", alike(EmptyDrafter(), needs=["logits"]), "declares needs=['logits']; give a frozenset of features"),
+        ("drafter", alike(EmptyDrafter(), needs={"probs"}), "declares needs={'probs'}; give a frozenset of features"),
         ("verifier", alike(TableLM(4), invariance="exact"), "invariance='exact'; choose one of bitwise, argmax, none"),
         (
             "drafter",
             alike(EmptyDrafter(), start=lambda self: self),
-            "Alike.start() cannot be called as Drafter.start(prompt_ids, sampling): too many positional arguments",
+            "Alike.start() cannot be called as Drafter.start(prompt_ids, sampling, target): too many",
         ),
         (
             "verifier",
@@ -445,7 +454,7 @@ def test_a_session_that_does_not_fit_is_refused_when_decoding_starts():
     refused = [
         (
             "WrongSession.propose() cannot be called as DraftSession.propose(max_tokens)",
-            lambda: start_drafting(drafter, [1], Sampling()),
+            lambda: start_drafting(drafter, [1], Sampling(), TableLM(4).start([1])),
             lambda: Pipeline(TableLM(4), drafter=drafter).generate_ids([1], max_new_tokens=3),
         ),
         (
@@ -473,20 +482,51 @@ def test_infinite_values_are_numbers():
     assert parse_spec("x:limit=inf")[1] == {"limit": math.inf}
 
 
-def with_native() -> Registry:
-    """A registry in which a verifier ``native`` is installed beside the built-ins."""
-    entry = Entry("verifier", "native", "quasar.verifiers.causal_lm:CausalLMVerifier", ORIGIN)
-    return Registry([*default_registry().plugins, LoadedPlugin(ORIGIN, (entry,))])
+class Fast(CausalLMVerifier):
+    """A verifier for CPUs."""
+
+    speed = 5
+
+    @staticmethod
+    def refuses(model):
+        return None if model.device.type == "cpu" else "it runs on CPUs"
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cpu", "native"), ("meta", "causal_lm")])
-def test_the_compiled_verifier_is_the_default_where_it_is_installed(device, expected):
-    """On a CPU; what is asked for by name or as a function stays as it is."""
+def with_verifiers(**factories) -> Registry:
+    """A registry in which these are installed beside the built-ins."""
+    entries = tuple(Entry("verifier", name, factory, ORIGIN) for name, factory in factories.items())
+    return Registry([*default_registry().plugins, LoadedPlugin(ORIGIN, entries)])
+
+
+def model_on(device: str) -> torch.nn.Module:
     model = torch.nn.Linear(1, 1, device=device)
     model.device = torch.device(device)
-    installed = with_native()
-    assert installed.resolve_verifier("auto", model) == expected
-    assert default_registry().resolve_verifier("auto", model) == "causal_lm"
-    assert installed.resolve_verifier("causal_lm", model) == "causal_lm"
-    assert installed.resolve_verifier(with_native, model) is with_native
+    return model
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "quick"), ("meta", "causal_lm")])
+def test_the_fastest_verifier_that_does_not_refuse_is_the_default(device, expected):
+    """What is asked for by name or as a function stays as it is, and what is not ranked is taken by name only."""
+    installed = with_verifiers(quick=Fast, unranked=TableLM, broken="no_such_module:Thing")
+    assert installed.resolve_verifier("auto", model_on(device)) == expected
+    assert default_registry().resolve_verifier("auto", model_on(device)) == "causal_lm"
+    assert installed.resolve_verifier("causal_lm", model_on(device)) == "causal_lm"
+    assert installed.resolve_verifier(with_verifiers, model_on(device)) is with_verifiers
     installed.check_verifier("auto")
+
+
+def test_a_rank_that_cannot_be_asked_is_refused_with_its_origin():
+    """Half of an optional protocol is a mistake, not a choice."""
+
+    class Half(CausalLMVerifier):
+        refuses = None
+        speed = 3
+
+    with pytest.raises(PluginError, match=r"'half' of acme-plugin 1\.0 \[plugin\] has no method refuses"):
+        with_verifiers(half=Half).resolve_verifier("auto", model_on("cpu"))
+
+
+def test_a_model_that_every_verifier_refuses_is_refused_with_all_reasons(monkeypatch):
+    monkeypatch.setattr(CausalLMVerifier, "refuses", staticmethod(lambda model: "it is Tuesday"))
+    with pytest.raises(UnsupportedModelError, match="quick: it runs on CPUs; causal_lm: it is Tuesday"):
+        with_verifiers(quick=Fast).resolve_verifier("auto", model_on("meta"))

@@ -1,10 +1,14 @@
-"""The four strategies and their sessions, on one page, and the kernel that runs what a quantizer makes.
+"""The four strategies and their sessions, the kernel that runs what a quantizer makes, and what any of them may add.
 
 A strategy holds what is shared (weights, options). A session holds what belongs to one sequence. Two sessions of one
 strategy may be alive at once and are used in any order, so nothing of a sequence may live on the strategy.
 
-Every step of the loop calls, in this order: ``DraftSession.propose``, ``VerifySession.verify``,
-``AcceptancePolicy.decide``, ``VerifySession.commit``, ``DraftSession.commit``.
+A sequence begins with ``Verifier.start`` and ``Drafter.start``, in this order. Every step of the loop calls
+``DraftSession.propose``, ``VerifySession.verify``, ``AcceptancePolicy.decide``, ``VerifySession.commit``,
+``DraftSession.commit``.
+
+The protocols at the end are optional: whoever has the members of one has its ability, and they are checked where they
+are there (:func:`quasar.registry.signatures.offers`).
 """
 
 from __future__ import annotations
@@ -21,16 +25,11 @@ if TYPE_CHECKING:
     from quasar.loop.sampling import Sampling
     from quasar.weights.record import QuantizedWeight
 
-Need = Literal["logits", "hidden_states"]
 Invariance = Literal["bitwise", "argmax", "none"]
 
 
 class DraftSession(Protocol):
-    """Proposes tokens for one sequence.
-
-    A session may have a method ``restart(token_ids)`` that makes it what ``Drafter.start`` would return for those
-    tokens, only sooner, because much of them is what it has seen. The same holds for a :class:`VerifySession`.
-    """
+    """Proposes tokens for one sequence. It may be :class:`Restartable`."""
 
     def propose(self, max_tokens: int) -> Draft:
         """Propose at most ``max_tokens`` (may be 0) tokens to follow what is committed; an empty draft is always legal.
@@ -45,19 +44,23 @@ class DraftSession(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes cheaply. ``needs`` names what it wants to see of each verification (usually nothing).
+    """Proposes cheaply. It may be :class:`Bindable`.
 
-    A drafter may have a method ``bind(model, tokenizer, calibration)`` that returns the drafter to use: it is then a
-    :class:`Bindable` too.
+    ``needs`` names the features that it wants to see of each verification, usually none: ``"hidden:-1"`` is the last
+    hidden state, ``"hidden:8"`` the one after eight layers.
     """
 
-    needs: frozenset[Need]
+    needs: frozenset[str]
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> DraftSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> DraftSession:
         """Begin a sequence with a prompt of at least one token.
+
+        A drafter whose method takes the first two arguments only is called with those.
 
         Args:
             prompt_ids: Prompt.
+            target: The session that will verify the drafts; it has computed the prompt. It is the loop's: look at what
+                it offers, and change nothing.
             sampling: How the target will choose. Most drafters ignore it; one that draws at random uses
                 ``sampling.at(position).draw(probs, row)``, which shares its noise with the policy ``coupled``, and
                 gives ``probs`` with its drafts where ``sampling.wants_probs``.
@@ -68,27 +71,11 @@ class Drafter(Protocol):
         ...
 
 
-class Bindable(Protocol):
-    """What a drafter is besides that wants to know the target's model: to compare vocabularies, or to share weights."""
-
-    def bind(self, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None) -> Drafter:
-        """Return the drafter for this model, maybe itself. Called once for each pipeline, before any forward of it.
-
-        A pipeline that is built on a verifier has no model and does not call it.
-
-        Args:
-            model: As it was given, hence in full precision. It is shared: keep it, and do not change it.
-            tokenizer: The model's, or ``None``.
-            calibration: ``[1, T]`` integer tensors of token ids, ``None`` without a tokenizer.
-
-        Raises:
-            InvalidRequestError: It cannot draft for this model.
-        """
-        ...
-
-
 class VerifySession(Protocol):
-    """Runs the target over one sequence. Between steps it has cached all committed tokens but the last."""
+    """Runs the target over one sequence. Between steps it has cached all committed tokens but the last.
+
+    It may be :class:`Restartable`, :class:`Prefillable` and :class:`Closable`.
+    """
 
     def verify(self, draft: Draft) -> Verification:
         """Score a draft of k tokens (k may be 0) in one forward: ``[k+1, V]`` logits, the caller's to keep."""
@@ -103,16 +90,15 @@ class Verifier(Protocol):
     """The target. ``vocab_size`` is V of its logits; ``max_length`` the longest sequence, ``None`` if unbounded.
 
     ``invariance`` declares how a row of logits depends on the width of the forward: ``"bitwise"`` not at all,
-    ``"argmax"`` only in rounding (a near-tie may fall the other way), ``"none"`` no promise. A verifier that can be
-    made bitwise at a price has a method ``strict()`` that returns it so. It may have a method ``describe()`` that says,
-    in a mapping for JSON, how it runs the target.
+    ``"argmax"`` only in rounding (a near-tie may fall the other way), ``"none"`` no promise. It may be
+    :class:`Strictable` and :class:`Describable`, and its factory :class:`Ranked`.
     """
 
     vocab_size: int
     max_length: int | None
     invariance: Invariance
 
-    def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> VerifySession:
+    def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> VerifySession:
         """Begin a sequence with a prompt of at least one token.
 
         Raises:
@@ -125,12 +111,13 @@ class AcceptancePolicy(Protocol):
     """Decides how much of a draft is kept.
 
     ``lossless``: the output is distributed exactly as the target's own. ``drafter_invariant``: it is moreover, for a
-    given seed, token by token what the target would choose alone. A policy that needs the probabilities with which
-    tokens were drafted has ``uses_draft_probs = True``.
+    given seed, token by token what the target would choose alone. ``uses_draft_probs``: it judges drafted tokens by the
+    probabilities with which they were drawn.
     """
 
     lossless: bool
     drafter_invariant: bool
+    uses_draft_probs: bool
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         """Judge a draft of k tokens (k may be 0) by its ``[k+1, V]`` logits. Mutates nothing.
@@ -211,4 +198,86 @@ class Kernel(Protocol):
 
     def prepare(self, weight: QuantizedWeight) -> Executor:
         """Lay the weight out for execution. Called only where :meth:`refuses` returned ``None``."""
+        ...
+
+
+class Bindable(Protocol):
+    """A drafter that wants to know the target's model: to compare vocabularies, say, or to share weights."""
+
+    def bind(self, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None) -> Drafter:
+        """Return the drafter for this model, maybe itself. Called once for each pipeline, before any forward of it.
+
+        A pipeline that is built on a verifier has no model and does not call it.
+
+        Args:
+            model: As it was given, hence in full precision. It is shared: keep it, and do not change it.
+            tokenizer: The model's, or ``None``.
+            calibration: ``[1, T]`` integer tensors of token ids, ``None`` without a tokenizer.
+
+        Raises:
+            InvalidRequestError: It cannot draft for this model.
+        """
+        ...
+
+
+class Restartable(Protocol):
+    """A session of either kind that can become another sequence's, sooner than a new one could be started."""
+
+    def restart(self, token_ids: Sequence[int]) -> None:
+        """Become what ``start`` would have returned for these tokens; much of them may be what it has seen."""
+        ...
+
+
+class Prefillable(Protocol):
+    """A verify session whose prompt can be computed piece by piece, before anything is verified.
+
+    ``pending`` is how many tokens are committed and not cached yet, the last one left out.
+    """
+
+    pending: int
+
+    def prefill(self, max_rows: int) -> None:
+        """Compute about ``max_rows`` (at least 1) of what is pending. Where it is cut changes no bit of any logits."""
+        ...
+
+
+class Closable(Protocol):
+    """A verify session that holds memory which is worth giving back before the session is collected."""
+
+    def close(self) -> None:
+        """Free what the sequence has cached. May be called again; nothing else may be called afterwards."""
+        ...
+
+
+class Strictable(Protocol):
+    """A verifier that can be made ``"bitwise"`` at a price."""
+
+    def strict(self) -> Verifier:
+        """The same target, with logits that have the same bits at any width.
+
+        Raises:
+            UnsupportedModelError: They do not; the message says where they differ.
+        """
+        ...
+
+
+class Describable(Protocol):
+    """A strategy that says how it does its work."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """In a mapping for JSON."""
+        ...
+
+
+class Ranked(Protocol):
+    """A factory of verifiers that takes part in ``verifier="auto"``, where the fastest that does not refuse is taken.
+
+    Usually the verifier's class, with ``speed`` as a class attribute and ``refuses`` as a static method. ``causal_lm``
+    has speed 0.
+    """
+
+    speed: int
+
+    def refuses(self, model: PreTrainedModel) -> str | None:
+        """Why it should not run ``model``, found out quickly and without running it; ``None`` if it should."""
         ...

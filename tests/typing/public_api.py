@@ -10,14 +10,14 @@ from quasar import Draft, GenerationResult, Pipeline, Verdict, Verification, hoo
 from quasar.drafters.model import ModelDrafter
 from quasar.drafters.nested import CascadeDrafter, NestedDrafter
 from quasar.loop.sampling import Sampling
-from quasar.protocols import AcceptancePolicy, Bindable, Drafter, DraftSession, Need, Verifier, VerifySession
+from quasar.protocols import AcceptancePolicy, Bindable, Drafter, DraftSession, Verifier, VerifySession
 from quasar.registry.hookspecs import Factory
 
 
 class MyDrafter:
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[str] = frozenset()
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> MySession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> MySession:
         return MySession()
 
 
@@ -32,6 +32,7 @@ class MySession:
 class MyPolicy:
     lossless = False
     drafter_invariant = False
+    uses_draft_probs = False
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         return Verdict(len(draft), sampling.choose(verification.logits[-1], len(draft)))

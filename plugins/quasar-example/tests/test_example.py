@@ -79,7 +79,7 @@ def test_a_spec_string_chooses_it_and_its_option(only_the_example, spec, k):
     """It then drafts up to k tokens: here those that followed the last 1."""
     drafter = Pipeline(FakeTarget(), drafter=spec).drafter
     assert isinstance(drafter, EchoDrafter)
-    draft = drafter.start([1, 2, 3, 4, 0, 2, 3, 4, 0, 1], Sampling()).propose(100)
+    draft = drafter.start([1, 2, 3, 4, 0, 2, 3, 4, 0, 1], Sampling(), None).propose(100)
     assert draft.token_ids == (2, 3, 4, 0, 2, 3, 4)[:k]
 
 
@@ -133,13 +133,13 @@ def test_some_of_its_guesses_are_accepted_and_some_are_not():
 )
 def test_it_repeats_what_followed_the_latest_occurrence(token_ids, max_tokens, draft):
     """And nothing where the last token is new or no token is wanted."""
-    assert EchoDrafter().start(token_ids, Sampling()).propose(max_tokens).token_ids == draft
+    assert EchoDrafter().start(token_ids, Sampling(), None).propose(max_tokens).token_ids == draft
 
 
 def test_two_sequences_do_not_share_what_was_said():
     """What is committed to one session is not seen by another, and the caller's prompt is left alone."""
     drafter, prompt_ids = EchoDrafter(), [1, 2, 1]
-    one, other = drafter.start(prompt_ids, Sampling()), drafter.start(prompt_ids, Sampling())
+    one, other = drafter.start(prompt_ids, Sampling(), None), drafter.start(prompt_ids, Sampling(), None)
     one.commit((3, 4, 1), None)
     assert one.propose(9).token_ids == (3, 4, 1)
     assert other.propose(9).token_ids == (2, 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quasar.errors import PluginError
 from quasar.loop.sampling import Sampling
-from quasar.protocols import Need
+from quasar.protocols import VerifySession
 from quasar.types import Draft, Verification
 
 
@@ -17,12 +17,12 @@ class FunctionDrafter:
         propose: Called with a copy of all tokens so far (prompt and output) and with how many to propose at most.
     """
 
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[str] = frozenset()
 
     def __init__(self, propose: Callable[[list[int], int], Iterable[int]]) -> None:
         self._propose = propose
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> FunctionSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> FunctionSession:
         return FunctionSession(self._propose, prompt_ids)
 
 

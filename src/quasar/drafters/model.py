@@ -18,7 +18,7 @@ from quasar.drafters.nested import Blocks, NestedDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError
 from quasar.loop.sampling import Sampling
-from quasar.protocols import DraftSession, Need
+from quasar.protocols import DraftSession, VerifySession
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ModelDrafter:
         ModelNotFoundError: There is no such file or folder. Whether a Hub id exists shows when it is loaded.
     """
 
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ModelDrafter:
         verifier = CausalLMVerifier(loaded.model)
         return NestedDrafter(EmptyDrafter(), verifier, vocab_size=vocab_size, **attrs.asdict(self._blocks))
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> DraftSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> DraftSession:
         raise InvalidRequestError(
             "model: there is no target to compare vocabularies with; make the pipeline of a model "
             "(Pipeline.from_model, from_pretrained)"

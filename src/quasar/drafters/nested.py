@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError
-from quasar.loop.checks import bind_drafter, start_drafting, start_verifying
+from quasar.loop.checks import bind_drafter
 from quasar.loop.decode import speculate
+from quasar.loop.decoding import Decoding
 from quasar.loop.prefix import common_prefix_length
 from quasar.loop.processing import Processing, Processor
 from quasar.loop.sampling import Sampling
-from quasar.loop.stats import DecodeStats
 from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
-from quasar.protocols import Drafter, DraftSession, Need, Quantizer, Verifier, VerifySession
+from quasar.protocols import Drafter, DraftSession, Quantizer, Verifier, VerifySession
 from quasar.registry.registry import AUTO, default_registry
 from quasar.types import EMPTY_DRAFT, Draft, Step, Verification
 
@@ -82,7 +82,7 @@ class NestedDrafter:
         vocab_size: Of the outer target: ids from there on are never drafted. ``None``: the inner target has no more.
     """
 
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class NestedDrafter:
         cut = vocab_size is not None and vocab_size < verifier.vocab_size
         self.processors: tuple[Processor, ...] = (_only_ids_below(vocab_size),) if cut and vocab_size else ()
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> NestedSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> NestedSession:
         return NestedSession(self, prompt_ids, sampling)
 
 
@@ -121,7 +121,7 @@ class CascadeDrafter:
         InvalidRequestError: A name, an option or a value of any of these that is not one; before there is a model.
     """
 
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class CascadeDrafter:
         verifier: Verifier = default_registry().build_verifier(self._verifier, copy)
         return NestedDrafter(drafter, verifier, **attrs.asdict(self._blocks))
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> DraftSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> DraftSession:
         raise InvalidRequestError(
             "nested: there is no model to quantize; make the pipeline of a model (Pipeline.from_model, "
             "from_pretrained), or give NestedDrafter a verifier of your own"
@@ -156,17 +156,25 @@ class CascadeDrafter:
 
 
 class NestedSession:
-    """The inner sessions of one sequence, which may be ahead of what the outer target has confirmed."""
+    """The inner loop over one sequence, which may be ahead of what the outer target has confirmed."""
 
     def __init__(self, options: NestedDrafter, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         self._options = options
         self._with_probs = options.blocks.with_probs or sampling.wants_probs
         self._sampling = attrs.evolve(sampling, wants_probs=False)  # the policy of the inner loop reads none
-        self._ahead: list[int] = []
         self._k = options.blocks.k
-        self._drafting: DraftSession | None = None
-        self._verifying: VerifySession | None = None
-        self.restart(prompt_ids)
+        self._ahead: list[int] = []
+        self._confirmed = self._legible(prompt_ids)
+        self._inner = Decoding(
+            list(self._confirmed),
+            drafter=options.drafter,
+            policy=CoupledPolicy(),
+            verifier=options.verifier,
+            sampling=self._sampling,
+            stopping=Stopping(self._k),
+        )
+        if self._room >= 1:
+            self._inner.prefill()
 
     def propose(self, max_tokens: int) -> Draft:
         k = int(min(self._k, max_tokens, self._room))
@@ -187,11 +195,9 @@ class NestedSession:
             self._adapt(common_prefix_length(self._ahead, token_ids))
         self._confirmed += self._legible(token_ids)
         self._ahead = []
-        self._follow()
 
     def restart(self, token_ids: Sequence[int]) -> None:
         self._confirmed, self._ahead = self._legible(token_ids), []
-        self._follow()
 
     @property
     def _room(self) -> float:
@@ -203,19 +209,15 @@ class NestedSession:
         return [token_id if token_id < self._options.verifier.vocab_size else 0 for token_id in token_ids]
 
     def _speculate(self, k: int) -> Iterator[Step]:
-        assert self._drafting is not None
-        assert self._verifying is not None
+        """The inner loop over the next k tokens, from what is confirmed."""
         here = self._sampling.at(len(self._confirmed))
-        return speculate(
-            self._drafting,
-            self._verifying,
-            self._options.verifier,
-            CoupledPolicy(),
-            here.apart() if self._with_probs else here,
-            Stopping(k),
-            Processing(self._confirmed, self._options.processors),
-            DecodeStats(),
+        self._inner.restart(
+            list(self._confirmed),
+            sampling=here.apart() if self._with_probs else here,
+            stopping=Stopping(k),
+            processing=Processing(self._confirmed, self._options.processors),
         )
+        return speculate(self._inner)
 
     def _is_unsure(self, step: Step) -> bool:
         """Whether some choice of a step, whose tokens are the last of those ahead, was a narrow one."""
@@ -226,20 +228,6 @@ class NestedSession:
         here = self._sampling.at(len(self._confirmed) + len(self._ahead) - n)
         margins = (here.margin(step.verification.logits[row], row) for row in range(n))
         return any(margin < min_margin for margin in margins)
-
-    def _follow(self) -> None:
-        """Bring the inner sessions to what is confirmed; the first time they are started."""
-        options, token_ids = self._options, self._confirmed
-        if self._room < 1:
-            return  # drafting is over
-        if self._drafting is not None and hasattr(self._drafting, "restart"):
-            self._drafting.restart(token_ids)
-        else:
-            self._drafting = start_drafting(options.drafter, token_ids, self._sampling)
-        if self._verifying is not None and hasattr(self._verifying, "restart"):
-            self._verifying.restart(token_ids)
-        else:
-            self._verifying = start_verifying(options.verifier, token_ids, options.drafter.needs)
 
     def _adapt(self, survived: int) -> None:
         """A block confirmed whole makes the next one longer; otherwise it moves towards what survived."""

@@ -14,7 +14,7 @@ import attrs
 from quasar.errors import InvalidRequestError
 from quasar.loop.prefix import common_prefix_length
 from quasar.loop.sampling import Sampling
-from quasar.protocols import Need
+from quasar.protocols import VerifySession
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 
 
@@ -34,7 +34,7 @@ class NgramDrafter:
     k: int = 5
     max_n: int = 3
     min_n: int = 1
-    needs: frozenset[Need] = attrs.field(default=frozenset(), init=False)
+    needs: frozenset[str] = attrs.field(default=frozenset(), init=False)
 
     def __attrs_post_init__(self) -> None:
         for name in ("k", "max_n", "min_n"):
@@ -44,7 +44,7 @@ class NgramDrafter:
         if self.min_n > self.max_n:
             raise InvalidRequestError(f"ngram: min_n={self.min_n} is greater than max_n={self.max_n}")
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> NgramSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> NgramSession:
         session = NgramSession(self)
         session.extend(prompt_ids)
         return session

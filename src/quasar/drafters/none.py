@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quasar.loop.sampling import Sampling
-from quasar.protocols import Need
+from quasar.protocols import VerifySession
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 
 
 class EmptyDrafter:
     """Never proposes anything. Stateless, so it is its own session."""
 
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[str] = frozenset()
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> EmptyDrafter:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> EmptyDrafter:
         return self
 
     def propose(self, max_tokens: int) -> Draft:

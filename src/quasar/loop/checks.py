@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from quasar.errors import NumericalError, PluginError
+from quasar.errors import NumericalError, PluginError, QuasarError
 from quasar.loop.sampling import Sampling, check_choosable, largest
-from quasar.protocols import AcceptancePolicy, Bindable, Drafter, DraftSession, Need, Verifier, VerifySession
-from quasar.registry.signatures import check_signatures
+from quasar.protocols import (
+    AcceptancePolicy,
+    Bindable,
+    Closable,
+    Drafter,
+    DraftSession,
+    Prefillable,
+    Restartable,
+    Verifier,
+    VerifySession,
+)
+from quasar.registry.signatures import accepts, check_signatures, offers
 from quasar.types import Draft, Verdict, Verification
 
 if TYPE_CHECKING:
@@ -30,21 +42,67 @@ def bind_drafter(
 
 def is_bindable(drafter: Drafter) -> bool:
     """Whether a drafter wants to know the target's model."""
-    return hasattr(drafter, "bind")
+    return offers(Bindable, drafter, type(drafter).__name__)
 
 
-def start_drafting(drafter: Drafter, prompt_ids: Sequence[int], sampling: Sampling) -> DraftSession:
-    """Start a draft session and check that it is one."""
-    session = drafter.start(prompt_ids, sampling)
-    check_signatures(DraftSession, session, f"what {type(drafter).__name__}.start returned")
+def start_drafting(
+    drafter: Drafter, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession
+) -> DraftSession:
+    """Start a draft session beside the session of its target, and check that it is one."""
+    start: Any = drafter.start
+    takes_target = accepts(inspect.signature(start), 3)
+    with faults_of(drafter, "start"):
+        session: DraftSession = start(prompt_ids, sampling, target) if takes_target else start(prompt_ids, sampling)
+    who = f"what {type(drafter).__name__}.start returned"
+    check_signatures(DraftSession, session, who)
+    offers(Restartable, session, who)
     return session
 
 
-def start_verifying(verifier: Verifier, prompt_ids: Sequence[int], needs: frozenset[Need]) -> VerifySession:
-    """Start a verify session and check that it is one."""
-    session = verifier.start(prompt_ids, needs)
-    check_signatures(VerifySession, session, f"what {type(verifier).__name__}.start returned")
+def start_verifying(verifier: Verifier, prompt_ids: Sequence[int], needs: frozenset[str]) -> VerifySession:
+    """Start a verify session and check that it is one. Its prompt may be pending: see :func:`prefill`."""
+    with faults_of(verifier, "start"):
+        session = verifier.start(prompt_ids, needs)
+    who = f"what {type(verifier).__name__}.start returned"
+    check_signatures(VerifySession, session, who)
+    for optional in (Restartable, Prefillable, Closable):
+        offers(optional, session, who)
     return session
+
+
+def restarted(session: Any, token_ids: Sequence[int]) -> bool:
+    """Let a session of either kind become that of other tokens; ``False`` if it cannot, and is as it was."""
+    if not hasattr(session, "restart"):
+        return False
+    session.restart(token_ids)
+    return True
+
+
+def prefill(session: VerifySession, max_rows: int | None = None) -> int:
+    """Compute what is pending of a prompt, or about ``max_rows`` of it; returns what is still pending."""
+    if not hasattr(session, "prefill"):
+        return 0  # it has done so, or does with its first draft
+    prefillable: Prefillable = session  # type: ignore[assignment]
+    while prefillable.pending > 0:
+        before = prefillable.pending
+        prefillable.prefill(before if max_rows is None else max_rows)
+        if max_rows is not None:
+            break
+        if prefillable.pending >= before:
+            raise PluginError(f"{type(session).__name__}.prefill({before}) left {prefillable.pending} tokens pending")
+    return prefillable.pending
+
+
+@contextmanager
+def faults_of(strategy: object, method: str) -> Iterator[None]:
+    """Name the strategy whose method raised something that is no error of ours."""
+    try:
+        yield
+    except QuasarError:
+        raise
+    except Exception as error:
+        name = f"{type(strategy).__name__}.{method}"
+        raise PluginError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def checked_draft(draft: Draft, max_tokens: int, session: DraftSession, verifier: Verifier) -> Draft:
@@ -95,6 +153,8 @@ def checked_verdict(
         PluginError: It does not.
         NumericalError: Logits processors left no token where one was chosen.
     """
+    if not isinstance(verdict, Verdict):
+        raise PluginError(f"{type(policy).__name__}.decide returned {verdict!r:.60}, expected a Verdict")
     n = verdict.n_accepted
     if not 0 <= n <= len(draft) or not 0 <= verdict.next_token < verifier.vocab_size:
         raise PluginError(

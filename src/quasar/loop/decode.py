@@ -10,100 +10,31 @@ else sees them, so that an EOS, a stop string or the budget in the middle of a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import attrs
-
-from quasar.loop.checks import (
-    checked_draft,
-    checked_verdict,
-    checked_verification,
-    start_drafting,
-    start_verifying,
-)
-from quasar.loop.processing import Processing
-from quasar.loop.sampling import Sampling
-from quasar.loop.stats import DecodeStats
-from quasar.loop.stopping import Stopping
-from quasar.protocols import AcceptancePolicy, Drafter, DraftSession, Verifier, VerifySession
+from quasar.loop.decoding import Decoding, PlainDecoding
 from quasar.types import EMPTY_DRAFT, Step
 
 
-def decode(
-    prompt_ids: Sequence[int],
-    *,
-    drafter: Drafter,
-    verifier: Verifier,
-    policy: AcceptancePolicy,
-    sampling: Sampling,
-    stopping: Stopping,
-    processing: Processing,
-    stats: DecodeStats,
-) -> Iterator[Step]:
-    """Decode one sequence; yields the tokens of each step as soon as they are final."""
-    wants_probs = getattr(policy, "uses_draft_probs", False)
-    with stats.prefilling:
-        drafting = start_drafting(drafter, prompt_ids, attrs.evolve(sampling, wants_probs=wants_probs))
-        verifying = start_verifying(verifier, prompt_ids, drafter.needs)
-    here = sampling.at(len(prompt_ids))
-    yield from speculate(drafting, verifying, verifier, policy, here, stopping, processing, stats)
-
-
-def speculate(
-    drafting: DraftSession,
-    verifying: VerifySession,
-    verifier: Verifier,
-    policy: AcceptancePolicy,
-    sampling: Sampling,
-    stopping: Stopping,
-    processing: Processing,
-    stats: DecodeStats,
-) -> Iterator[Step]:
-    """The loop, over sessions that have been started; ``sampling`` stands at the first position to fill.
+def speculate(one: Decoding) -> Iterator[Step]:
+    """Decode one sequence; yields the tokens of each step as soon as they are final.
 
     Invariant between steps: the verify session has cached all committed tokens but the last.
     """
-    finish_reason = None
-    while finish_reason is None:
-        max_tokens = stopping.remaining - 1
-        with stats.drafting:
-            draft = checked_draft(drafting.propose(max_tokens), max_tokens, drafting, verifier)
-        with stats.verifying:
-            raw = checked_verification(verifying.verify(draft), draft, verifier)
-            verification = processing.apply(raw, draft)
-        judged = policy.decide(draft, verification, sampling)
-        verdict = checked_verdict(judged, draft, verification, policy, verifier)
-        emission = stopping.truncate(verdict.committed(draft))
-        verifying.commit(emission.token_ids)
-        processing.commit(emission.token_ids)
-        drafting.commit(emission.token_ids, verification)
-        stats.record(draft, verdict, emission)
-        sampling = sampling.at(sampling.position + len(emission.token_ids))
-        finish_reason = emission.finish_reason
-        yield Step(emission, verification)
+    one.prefill()
+    while one.finish_reason is None:
+        draft = one.propose()
+        raw = one.verify(draft)
+        yield one.settle(draft, raw)
 
 
-def reference_decode(
-    prompt_ids: Sequence[int],
-    *,
-    verifier: Verifier,
-    sampling: Sampling,
-    stopping: Stopping,
-    processing: Processing,
-    stats: DecodeStats,
-) -> Iterator[Step]:
-    """Decode with the target alone, one token a step: what :func:`decode` must equal."""
-    with stats.prefilling:
-        session = verifier.start(prompt_ids)
-    finish_reason = None
-    while finish_reason is None:
-        with stats.verifying:
-            raw = checked_verification(session.verify(EMPTY_DRAFT), EMPTY_DRAFT, verifier)
-            verification = processing.apply(raw, EMPTY_DRAFT)
-        here = sampling.at(len(prompt_ids) + stats.emitted_tokens)
-        emission = stopping.truncate((here.choose(verification.logits[0]),))
-        session.commit(emission.token_ids)
-        processing.commit(emission.token_ids)
-        stats.record_plain(emission)
-        finish_reason = emission.finish_reason
-        yield Step(emission, verification)
+def reference_decode(one: PlainDecoding) -> Iterator[Step]:
+    """Decode with the target alone, one token a step: what :func:`speculate` must equal."""
+    one.prefill()
+    while one.finish_reason is None:
+        raw = one.verify(EMPTY_DRAFT)
+        verification = one.processing.apply(raw, EMPTY_DRAFT)
+        token_id = one.sampling.choose(verification.logits[0])
+        step = one.advance((token_id,), verification)
+        one.stats.record_plain(step.emission)
+        yield step

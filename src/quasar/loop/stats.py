@@ -23,6 +23,11 @@ class Stopwatch:
     def __enter__(self) -> None:
         self._began = perf_counter()
 
+    @property
+    def running(self) -> float:
+        """Seconds up to now, the block that has not ended included."""
+        return self.seconds + perf_counter() - self._began
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.seconds += perf_counter() - self._began
 
@@ -35,6 +40,8 @@ class DecodeStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     emitted_tokens: int = 0
+    accept_lengths: list[int] = attrs.Factory(list)
+    time_to_first_token: float = 0.0
     drafted_by_position: list[int] = attrs.Factory(list)
     accepted_by_position: list[int] = attrs.Factory(list)
     prefilling: Stopwatch = attrs.Factory(Stopwatch)
@@ -57,15 +64,20 @@ class DecodeStats:
 
     def record_plain(self, emission: Emission) -> None:
         """Count one step that had no draft."""
+        if self.steps == 0:
+            self.time_to_first_token = self.total.running
         self.steps += 1
         self.emitted_tokens += len(emission.token_ids)
+        self.accept_lengths.append(len(emission.token_ids))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, JSON-serialisable.
 
         ``mean_acceptance_length`` is emitted tokens ÷ verify steps (1.0: no draft token was ever accepted);
-        ``acceptance_by_position[i]`` the share of drafts longer than i whose token i was emitted;
-        ``prefill_seconds`` the time before the first step. ``tokens_per_second`` includes prefill.
+        ``accept_lengths`` the emitted tokens of each step; ``acceptance_by_position[i]`` the share of drafts longer
+        than i whose token i was emitted, ``accepted_by_position[i] / drafted_by_position[i]``, counts that can be
+        added up over outputs; ``prefill_seconds`` the time before the first step, ``time_to_first_token`` until its
+        end. ``tokens_per_second`` includes prefill.
         """
         by_position = zip(self.accepted_by_position, self.drafted_by_position, strict=True)
         return {
@@ -74,7 +86,11 @@ class DecodeStats:
             "accepted_tokens": self.accepted_tokens,
             "emitted_tokens": self.emitted_tokens,
             "mean_acceptance_length": self.emitted_tokens / self.steps if self.steps else 0.0,
+            "accept_lengths": list(self.accept_lengths),
             "acceptance_by_position": [accepted / drafted for accepted, drafted in by_position],
+            "accepted_by_position": list(self.accepted_by_position),
+            "drafted_by_position": list(self.drafted_by_position),
+            "time_to_first_token": self.time_to_first_token,
             "prefill_seconds": self.prefilling.seconds,
             "draft_seconds": self.drafting.seconds,
             "verify_seconds": self.verifying.seconds,

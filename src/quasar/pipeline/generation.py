@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from quasar.errors import InvalidRequestError
+from quasar.loop.decoding import PlainDecoding
 from quasar.loop.detokenize import TextStream
-from quasar.loop.stats import DecodeStats
-from quasar.loop.stopping import Stopping
 from quasar.types import Chunk, FinishReason, GenerationResult, Step, TokenLogprobs
 
 
@@ -17,18 +16,15 @@ class Generation(Iterator[Chunk]):
     def __init__(
         self,
         steps: Iterator[Step],
+        one: PlainDecoding,
         *,
-        stopping: Stopping,
-        stats: DecodeStats,
         text: TextStream | None,
         guarantee: str,
         logprobs: int | None = None,
     ) -> None:
-        self._steps = steps
+        self._steps, self._one = steps, one
         self._n_logprobs = logprobs
         self._logprobs: list[TokenLogprobs] = []
-        self._stopping = stopping
-        self._stats = stats
         self._text = text
         self._guarantee = guarantee
         self._pieces: list[str] = []
@@ -36,7 +32,7 @@ class Generation(Iterator[Chunk]):
         self._finish_reason: FinishReason | None = None
 
     def __next__(self) -> Chunk:
-        with self._stats.total:
+        with self._one.stats.total:
             step = next(self._steps)
             emission = step.emission
             self._finish_reason = emission.finish_reason
@@ -50,7 +46,7 @@ class Generation(Iterator[Chunk]):
     def _new_text(self) -> str:
         if self._text is None:
             return ""
-        return self._text.advance() if self._finish_reason is None else self._text.finish(self._stopping.text_end)
+        return self._text.advance() if self._finish_reason is None else self._text.finish(self._one.stopping.text_end)
 
     @property
     def result(self) -> GenerationResult:
@@ -66,7 +62,7 @@ class Generation(Iterator[Chunk]):
             token_ids=tuple(self._token_ids),
             finish_reason=self._finish_reason,
             guarantee=self._guarantee,
-            stats=self._stats.as_dict(),
+            stats=self._one.stats.as_dict(),
             logprobs=None if self._n_logprobs is None else tuple(self._logprobs),
         )
 

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from quasar.checkpoints.models import load_model
 from quasar.errors import InvalidRequestError
-from quasar.loop.decode import decode, reference_decode
+from quasar.loop.decode import reference_decode, speculate
+from quasar.loop.decoding import Decoding, Parts, PlainDecoding
 from quasar.loop.detokenize import IncrementalText, TextStream
 from quasar.loop.processing import Processing
-from quasar.loop.stats import DecodeStats
 from quasar.loop.stopping import Criterion, Stopping
 from quasar.pipeline.generation import Generation
 from quasar.pipeline.guarantees import guarantee_of, guarantee_of_reference
@@ -188,6 +188,20 @@ class Pipeline:
     def _start(self, prompt_ids: list[int], request: Request, *, speculative: bool = True) -> Generation:
         self._check_fits(prompt_ids, request.max_new_tokens)
         text = None if self.tokenizer is None else IncrementalText(self.tokenizer)
+        parts = self._parts_of(prompt_ids, request, text)
+        one: PlainDecoding
+        if speculative:
+            one = decoding = Decoding(prompt_ids, drafter=self.drafter, policy=self.policy, **parts)
+            steps = speculate(decoding)
+            guarantee = guarantee_of(self.verifier, self.policy, self.exact_to, self._target_name, request.sampling)
+        else:
+            one = PlainDecoding(prompt_ids, **parts)
+            steps = reference_decode(one)
+            guarantee = guarantee_of_reference(self.exact_to, self._target_name)
+        stream = None if text is None else TextStream(text, request.stop)
+        return Generation(steps, one, text=stream, guarantee=guarantee, logprobs=request.logprobs)
+
+    def _parts_of(self, prompt_ids: list[int], request: Request, text: IncrementalText | None) -> Parts:
         eos_token_ids = self._eos_token_ids if request.eos_token_id == "model" else request.eos_token_id
         stopping = Stopping(
             request.max_new_tokens,
@@ -196,35 +210,8 @@ class Pipeline:
             criteria=[_as_criterion(criterion, prompt_ids) for criterion in request.stopping_criteria],
             text=text,
         )
-        stats = DecodeStats()
-        sampling = request.sampling
         processing = Processing(prompt_ids, request.processors(len(prompt_ids), eos_token_ids))
-        if speculative:
-            guarantee = guarantee_of(self.verifier, self.policy, self.exact_to, self._target_name, sampling)
-            steps = decode(
-                prompt_ids,
-                drafter=self.drafter,
-                verifier=self.verifier,
-                policy=self.policy,
-                sampling=sampling,
-                stopping=stopping,
-                processing=processing,
-                stats=stats,
-            )
-        else:
-            guarantee = guarantee_of_reference(self.exact_to, self._target_name)
-            steps = reference_decode(
-                prompt_ids,
-                verifier=self.verifier,
-                sampling=sampling,
-                stopping=stopping,
-                processing=processing,
-                stats=stats,
-            )
-        stream = None if text is None else TextStream(text, request.stop)
-        return Generation(
-            steps, stopping=stopping, stats=stats, text=stream, guarantee=guarantee, logprobs=request.logprobs
-        )
+        return Parts(verifier=self.verifier, sampling=request.sampling, stopping=stopping, processing=processing)
 
     def _check_fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> None:
         limit = self.verifier.max_length

@@ -17,6 +17,7 @@ class CoupledPolicy:
 
     lossless = True
     drafter_invariant = True
+    uses_draft_probs = False
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         for row, logits in enumerate(verification.logits):

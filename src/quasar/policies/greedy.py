@@ -15,6 +15,7 @@ class GreedyPolicy:
 
     lossless = True
     drafter_invariant = True
+    uses_draft_probs = False
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         if not sampling.is_greedy:

@@ -20,6 +20,7 @@ class MarginPolicy:
     margin: float = 0.1
     lossless: bool = attrs.field(default=False, init=False)
     drafter_invariant: bool = attrs.field(default=False, init=False)
+    uses_draft_probs: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.margin, bool | str) or not 0 <= self.margin <= 1:

@@ -23,6 +23,7 @@ class TypicalPolicy:
     alpha: float = 0.3
     lossless: bool = attrs.field(default=False, init=False)
     drafter_invariant: bool = attrs.field(default=False, init=False)
+    uses_draft_probs: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         for name in ("epsilon", "alpha"):

@@ -12,12 +12,12 @@ from typing import Any, get_args
 
 import attrs
 
-from quasar.errors import InvalidRequestError, PluginError, QuasarError, UnknownStrategyError
-from quasar.protocols import Bindable, Invariance, Need
+from quasar.errors import InvalidRequestError, PluginError, QuasarError, UnknownStrategyError, UnsupportedModelError
+from quasar.protocols import Bindable, Describable, Invariance, Ranked, Strictable
 from quasar.registry.builtins import FUNCTION_DRAFTER
 from quasar.registry.hookspecs import Factory
 from quasar.registry.plugins import KINDS, Entry, LoadedPlugin, Origin, load_plugins
-from quasar.registry.signatures import check_function, check_signatures
+from quasar.registry.signatures import check_function, check_signatures, offers
 from quasar.registry.spec import Option, parse_spec
 
 logger = logging.getLogger("quasar")
@@ -115,11 +115,34 @@ class Registry:
         self.check_spec("verifier", choice)
 
     def resolve_verifier(self, choice: Any, model: Any) -> Any:
-        """The choice, or for ``"auto"`` the compiled verifier where it is installed and the model is on a CPU."""
+        """The choice; for ``"auto"`` the name of the fastest verifier that does not refuse the model.
+
+        Raises:
+            UnsupportedModelError: Each refuses; the message has all their reasons.
+        """
         if choice != AUTO:
             return choice
-        installed = any(entry.name == "native" for entry in self.entries("verifier"))
-        return "native" if installed and model.device.type == "cpu" else "causal_lm"
+        reasons = []
+        for name, factory in self._ranked_verifiers():
+            reason = factory.refuses(model)
+            if reason is None:
+                return name
+            reasons.append(f"{name}: {reason}")
+        raise UnsupportedModelError(f"no verifier runs a {type(model).__name__}: {'; '.join(reasons)}")
+
+    def _ranked_verifiers(self) -> list[tuple[str, Ranked]]:
+        """Factories that take part in ``"auto"``, fastest first; one that cannot be imported is logged and left out."""
+        ranked: list[tuple[str, Any]] = []
+        for entry in self.entries("verifier"):
+            who = f"verifier {entry.name!r} of {entry.origin}"
+            try:
+                factory = _resolve(entry.factory, who)
+            except PluginError as error:
+                logger.warning(error)
+                continue
+            if offers(Ranked, factory, who):
+                ranked.append((entry.name, factory))
+        return sorted(ranked, key=lambda named: -named[1].speed)
 
     def build_verifier(self, choice: Any, model: Any) -> Any:
         """The Verifier over ``model``, by a choice that :meth:`check_verifier` has passed."""
@@ -215,10 +238,17 @@ def _checked(kind: str, strategy: object, who: str) -> Any:
         check_function(strategy, lambda token_ids, k: (), who)
         return _resolve(FUNCTION_DRAFTER, who)(strategy)
     check_signatures(protocol, strategy, who)
-    if kind == "drafter" and hasattr(strategy, "bind"):
-        check_signatures(Bindable, strategy, who)
+    for optional in _OPTIONAL.get(kind, ()):
+        offers(optional, strategy, who)
     _check_declared(kind, strategy, who)
     return strategy
+
+
+_OPTIONAL: Mapping[str, tuple[type, ...]] = {
+    "drafter": (Bindable, Describable),
+    "verifier": (Strictable, Describable),
+}
+"""What a strategy of a kind may offer besides; checked where it is there."""
 
 
 def _check_declared(kind: str, strategy: Any, who: str) -> None:
@@ -226,6 +256,12 @@ def _check_declared(kind: str, strategy: Any, who: str) -> None:
     if kind == "verifier" and strategy.invariance not in (known := get_args(Invariance)):
         raise PluginError(f"{who} declares invariance={strategy.invariance!r}; choose one of {', '.join(known)}")
     if kind == "drafter":
-        needs, known = strategy.needs, get_args(Need)
-        if not isinstance(needs, frozenset | set) or not needs <= set(known):
-            raise PluginError(f"{who} declares needs={needs!r}; give a frozenset of {', '.join(known)}, maybe empty")
+        needs = strategy.needs
+        if not isinstance(needs, frozenset) or not all(isinstance(name, str) for name in needs):
+            raise PluginError(
+                f"{who} declares needs={needs!r}; give a frozenset of features, maybe empty, as in {{'hidden:-1'}}"
+            )
+    if kind == "policy":
+        for name in ("lossless", "drafter_invariant", "uses_draft_probs"):
+            if not isinstance(value := getattr(strategy, name), bool):
+                raise PluginError(f"{who} declares {name}={value!r}; give True or False")

@@ -10,11 +10,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quasar.loop.checks import bind_drafter, checked_draft, is_bindable, start_drafting, start_verifying
-from quasar.loop.decode import decode, reference_decode
-from quasar.loop.processing import Processing
+from quasar.loop.checks import bind_drafter, checked_draft, is_bindable, prefill, start_drafting, start_verifying
+from quasar.loop.decode import reference_decode, speculate
+from quasar.loop.decoding import Decoding, PlainDecoding
 from quasar.loop.sampling import Sampling
-from quasar.loop.stats import DecodeStats
 from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
 from quasar.protocols import Drafter, DraftSession, Verifier
@@ -133,8 +132,9 @@ class _Sequence:
         self._who, self._target = type(drafter).__name__, target
         self._given = (list(prompt), list(prompt))
         self._shown: list[tuple[Tensor, Tensor]] = []
-        self.drafting: DraftSession = start_drafting(drafter, self._given[0], sampling)
         self._verifying = start_verifying(target, prompt, drafter.needs)
+        prefill(self._verifying)
+        self.drafting: DraftSession = start_drafting(drafter, self._given[0], sampling, self._verifying)
         self._room = (target.max_length or 10**9) - len(prompt)
 
     def take(self, turn: Turn) -> Draft:
@@ -214,8 +214,9 @@ def check_draws(drafter: Drafter, target: Verifier) -> None:
     drawn: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     probs: dict[tuple[int, ...], Tensor] = {}
     for seed in range(_DRAWS):
-        session = start_drafting(drafter, prompt, Sampling(temperature=1.0, seed=seed, wants_probs=True))
         verifying = start_verifying(target, prompt, drafter.needs)
+        prefill(verifying)
+        session = start_drafting(drafter, prompt, Sampling(temperature=1.0, seed=seed, wants_probs=True), verifying)
         history: tuple[int, ...] = ()
         for _ in range(2):
             draft = checked_draft(session.propose(2), 2, session, target)
@@ -241,20 +242,18 @@ def check_draws(drafter: Drafter, target: Verifier) -> None:
 def check_output(drafter: Drafter, target: Verifier, prompt: tuple[int, ...], n: int, sampling: Sampling) -> None:
     """Decoding with the drafter gives the tokens of the target alone."""
     room = (target.max_length or 10**9) - len(prompt)
-    parts = {"verifier": target, "sampling": sampling, "processing": Processing(prompt)}
     budget = min(n, room)
-    plain = reference_decode(prompt, stopping=Stopping(budget), stats=DecodeStats(), **parts)  # type: ignore[arg-type]
-    expected = [token_id for step in plain for token_id in step.emission.token_ids]
-    parts["processing"] = Processing(prompt)
-    steps = decode(
+    alone = PlainDecoding(prompt, verifier=target, sampling=sampling, stopping=Stopping(budget))
+    expected = [token_id for step in reference_decode(alone) for token_id in step.emission.token_ids]
+    drafted = Decoding(
         prompt,
         drafter=drafter,
         policy=CoupledPolicy(),
+        verifier=target,
+        sampling=sampling,
         stopping=Stopping(budget),
-        stats=DecodeStats(),
-        **parts,  # type: ignore[arg-type]
     )
-    tokens = [token_id for step in steps for token_id in step.emission.token_ids]
+    tokens = [token_id for step in speculate(drafted) for token_id in step.emission.token_ids]
     require(tokens == expected, f"{type(drafter).__name__}: output {tokens} differs from the target's own {expected}")
 
 

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError
-from quasar.loop.decode import decode
-from quasar.loop.processing import Processing
+from quasar.loop.decode import speculate
+from quasar.loop.decoding import Decoding
 from quasar.loop.sampling import Sampling
-from quasar.loop.stats import DecodeStats
 from quasar.loop.stopping import Stopping
-from quasar.protocols import AcceptancePolicy, Need
+from quasar.protocols import AcceptancePolicy, VerifySession
 from quasar.registry.registry import default_registry
 from quasar.testing.chi_square import check_frequencies
 from quasar.testing.fakes import TableLM
@@ -58,9 +57,6 @@ def check_policy(policy: str | AcceptancePolicy, *, examples: int = 100) -> None
     """
     built: AcceptancePolicy = default_registry().build("policy", policy)
     who = type(built).__name__
-    for name in ("lossless", "drafter_invariant"):
-        value = getattr(built, name)
-        require(isinstance(value, bool), f"{who}: {name}={value!r}, expected true or false")
     hows = [how for how in _HOWS if _takes(built, how)]
     require(bool(hows), f"{who} refuses every way of sampling, greedily and otherwise")
 
@@ -138,12 +134,12 @@ def check_verdict(policy: AcceptancePolicy, verdict: Verdict, draft: Draft, logi
 class _FixedDrafter:
     """Drafts k tokens drawn from the same probabilities everywhere; or, if ``certain``, always token 0."""
 
-    needs: frozenset[Need] = frozenset()
+    needs: frozenset[str] = frozenset()
 
     def __init__(self, probs: Sequence[float], k: int, *, certain: bool) -> None:
         self.probs, self.k, self.certain = torch.tensor(probs, dtype=torch.float64), k, certain
 
-    def start(self, prompt_ids: Sequence[int], sampling: Sampling) -> _FixedSession:
+    def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> _FixedSession:
         return _FixedSession(self, len(prompt_ids), sampling)
 
 
@@ -174,17 +170,15 @@ def check_distribution(policy: AcceptancePolicy, how: Sampling, *, certain: bool
     drafter = _FixedDrafter((0.6, 0.3, 0.1), 2, certain=certain)
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(_DRAWS):
-        steps = decode(
+        one = Decoding(
             [0],
             drafter=drafter,
-            verifier=target,
             policy=policy,
+            verifier=target,
             sampling=attrs.evolve(how, seed=seed),
             stopping=Stopping(_LENGTH + 2),
-            processing=Processing([0]),
-            stats=DecodeStats(),
         )
-        counts[tuple(token_id for step in steps for token_id in step.emission.token_ids)[:_LENGTH]] += 1
+        counts[tuple(token_id for step in speculate(one) for token_id in step.emission.token_ids)[:_LENGTH]] += 1
     probs = {}
     for tokens in itertools.product(range(3), repeat=_LENGTH):
         rows = (target.row((0, *tokens[:i])) for i in range(_LENGTH))

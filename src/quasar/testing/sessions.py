@@ -15,7 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from torch import Tensor
 
 from quasar.drafters.none import EmptyDrafter
-from quasar.loop.checks import checked_draft, checked_verification, start_drafting, start_verifying
+from quasar.loop.checks import checked_draft, checked_verification, prefill, start_drafting, start_verifying
 from quasar.loop.sampling import Sampling
 from quasar.protocols import Drafter, Invariance, Verifier, VerifySession
 from quasar.testing.running import require
@@ -73,8 +73,9 @@ class Sequence:
 
     def __init__(self, verifier: Verifier, drafter: Drafter, prompt: tuple[int, ...]) -> None:
         given = list(prompt)
-        self.drafting = start_drafting(drafter, given, Sampling())
         self.session: VerifySession = start_verifying(verifier, given, drafter.needs)
+        prefill(self.session)
+        self.drafting = start_drafting(drafter, given, Sampling(), self.session)
         require(given == list(prompt), f"{type(verifier).__name__} changed the prompt that it was started with")
         self.proposed = False
         self.prompt, self.token_ids = prompt, tuple[int, ...]()
@@ -196,7 +197,7 @@ class SessionMachine(RuleBasedStateMachine):
             return
         self._note("restarted", sequence)
         restart(list(new))
-        sequence.drafting = start_drafting(self.drafter, list(new), Sampling())
+        sequence.drafting = start_drafting(self.drafter, list(new), Sampling(), sequence.session)
         sequence.prompt, sequence.token_ids = new, ()
         sequence.draft, sequence.shown, sequence.proposed = None, None, False
         sequence.tolerance = _PREFILL

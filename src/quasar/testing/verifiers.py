@@ -12,7 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import UnsupportedModelError
 from quasar.loop.checks import checked_verification, start_verifying
-from quasar.protocols import Need, Verifier
+from quasar.protocols import Verifier
 from quasar.registry.registry import default_registry
 from quasar.testing.models import tiny
 from quasar.testing.running import for_all, global_random_state_kept, require, run_settings
@@ -77,7 +77,7 @@ def check_needs(verifier: Verifier) -> None:
 
     A row is that of its own position: the one that plain decoding has there, up to rounding.
     """
-    needs: frozenset[Need] = frozenset({"hidden_states"})
+    needs: frozenset[str] = frozenset({"hidden_states"})
     prompt = [0, 1 % verifier.vocab_size]
     try:
         session = verifier.start(prompt, needs)

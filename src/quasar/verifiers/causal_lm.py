@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.loop.prefix import common_prefix_length
-from quasar.protocols import Invariance, Need
+from quasar.protocols import Invariance
 from quasar.types import Draft, Verification
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
 from quasar.verifiers.cache import check_can_roll_back, new_cache, roll_back
@@ -31,6 +31,13 @@ class CausalLMVerifier:
         UnsupportedModelError: The model cannot be rolled back (recurrent, hybrid, encoder-decoder), has no output
             head, or cannot be made strict.
     """
+
+    speed = 0
+
+    @staticmethod
+    def refuses(model: object) -> str | None:
+        """It is what runs a model that nothing faster runs; whether it can shows when it is built."""
+        return None
 
     def __init__(self, model: PreTrainedModel, *, strict: bool = False) -> None:
         if not isinstance(model, PreTrainedModel):
@@ -74,7 +81,7 @@ class CausalLMVerifier:
                 f"differ from those at one by {report.widths[width].max_abs_diff:.2g}"
             )
 
-    def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> CausalLMSession:
+    def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> CausalLMSession:
         unknown = needs - {"logits", "hidden_states"}
         if unknown:
             raise UnsupportedModelError(f"the drafter needs {sorted(unknown)}; causal_lm has logits and hidden_states")

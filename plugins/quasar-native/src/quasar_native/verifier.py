@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
-from quasar.protocols import Invariance, Need, Verifier, VerifySession
+from quasar.protocols import Invariance, Verifier, VerifySession
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar_native import _native
 from quasar_native.architecture import Architecture
@@ -36,6 +36,13 @@ class NativeVerifier:
         NumericalError: The model's logits are not finite.
         UnsupportedModelError: transformers cannot run the model as a verifier either.
     """
+
+    speed = 10
+
+    @staticmethod
+    def refuses(model: PreTrainedModel) -> str | None:
+        """Why it should not run ``model``; ``None`` if it should, with the engine or by falling back."""
+        return None if model.device.type == "cpu" else f"the engine runs on CPUs, the model is on {model.device}"
 
     def __init__(
         self, model: PreTrainedModel, *, threads: int | None = None, cache: str = "float32", instructions: str = "auto"
@@ -77,7 +84,7 @@ class NativeVerifier:
         self.invariance = fallback.invariance
         self._description = {"engine": "transformers", "reason": reason}
 
-    def start(self, prompt_ids: Sequence[int], needs: frozenset[Need] = frozenset()) -> VerifySession:
+    def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> VerifySession:
         """Begin a sequence.
 
         Raises:

@@ -124,7 +124,18 @@ def test_without_a_command_there_is_help(quasar_command, arguments):
 MISTAKES = {
     "unknown command": (["gen"], "No such command 'gen'"),
     "unknown option": (["generate", "x", "--max-token", "5"], "No such option"),
-    "no prompt": (["generate"], "Missing argument 'PROMPT'"),
+    "blank prompt": (["generate", " \n"], "the prompt is blank; write one after 'quasar generate', or pipe one in"),
+    "no characters": (["generate", "", "--raw"], "the prompt is blank"),
+    "system, raw": (["generate", "x", "--system", "s", "--raw"], "--system needs the model's chat template"),
+    "template option": (["generate", "x", "--template-option", "a"], "--template-option 'a' is not key=value"),
+    "template argument": (
+        ["generate", "x", "--template-option", "tokenize=true"],
+        "'tokenize' is no variable of a chat",
+    ),
+    "template option, raw": (["generate", "x", "--template-option", "a=1", "--raw"], "and raw=True leaves that out"),
+    "quiet, verbose": (["generate", "x", "-q", "-v"], "--quiet and --verbose exclude each other"),
+    "quiet comparison": (["generate", "x", "-q", "--compare"], "--quiet and --compare exclude each other"),
+    "greedy, sampled": (["generate", "x", "-p", "greedy", "-t", "1"], "temperature=1.0, but the policy 'greedy' never"),
     "no number": (["generate", "x", "--max-new-tokens", "many"], "'many' is not a valid integer"),
     "negative temperature": (["generate", "x", "--temperature", "-1"], "temperature=-1.0: give a number of at least 0"),
     "no budget": (["generate", "x", "--max-new-tokens", "0"], "max_new_tokens=0: give an integer of at least 1"),
@@ -150,11 +161,23 @@ MISTAKES = {
         "py: the JSON schema is not JSON: Extra data",
     ),
     "exact to whom": (["generate", "x", "--exact-to", "me"], "'me' is not one of 'quantized', 'full'"),
-    "drafter": (["generate", "x", "--drafter", "ngrm"], "no drafter named 'ngrm'; installed: model ("),
-    "quantizer": (["generate", "x", "--quantizer", "w8a"], "no quantizer named 'w8a'; installed: gguf ("),
-    "policy": (["generate", "x", "--policy", "greed"], "no policy named 'greed'; installed: block ("),
+    "drafter": (
+        ["generate", "x", "--drafter", "ngrm"],
+        "no drafter named 'ngrm'. Did you mean 'ngram'? Installed: ",
+    ),
+    "quantizer": (
+        ["generate", "x", "--quantizer", "w8a"],
+        "no quantizer named 'w8a'. Did you mean 'w8a8'? Installed: ",
+    ),
+    "policy": (
+        ["generate", "x", "--policy", "greed"],
+        "no policy named 'greed'. Did you mean 'greedy'? Installed: ",
+    ),
     "policy option": (["generate", "x", "--policy", "margin:k=1"], "has no option 'k'; its options: margin"),
-    "verifier": (["generate", "x", "--verifier", "causal"], "no verifier named 'causal'; installed: causal_lm ("),
+    "verifier": (
+        ["generate", "x", "--verifier", "causal"],
+        "no verifier named 'causal'. Did you mean 'causal_lm'?",
+    ),
     "option": (["generate", "x", "--drafter", "ngram:kk=5"], "has no option 'kk'; its options: k, max_n, min_n"),
     "option value": (["generate", "x", "--drafter", "ngram:k=0"], "ngram: k=0, expected an integer of at least 1"),
     "verifier option": (["generate", "x", "--verifier", "causal_lm:k=1"], "has no option 'k'; its options: strict"),
@@ -214,11 +237,132 @@ def test_an_interrupt_is_quiet(quasar_command, monkeypatch):
 
 def test_the_text_goes_to_standard_output_and_everything_else_to_standard_error(quasar_command, toy):
     """The text can be piped on; the table and the guarantee are for the person."""
-    status, out, err = quasar_command("generate", PROMPT, "--raw", "--max-new-tokens", "12")
+    status, out, err = quasar_command("generate", PROMPT, "--raw", "--max-new-tokens", "12", "--verbose")
     assert (status, out) == (0, TEXT + "\n")
     assert "this run" in err
     assert "guarantee: full: the tokens equal those of the target" in err
     assert "target alone" not in err
+
+
+def is_terminal(monkeypatch, *names):
+    """Let standard streams say that a person sits before them."""
+    for name in names:
+        monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
+
+
+def test_a_redirected_standard_error_stays_empty_unless_more_is_asked_for(quasar_command, toy):
+    """A log file of a thousand answers is no place for a thousand tables."""
+    arguments = ["generate", PROMPT, "--raw", "--max-new-tokens", "12"]
+    assert quasar_command(*arguments) == (0, TEXT + "\n", "")
+    assert "guarantee: full" in quasar_command(*arguments, "-v")[2]
+    assert "identical: all 12" in quasar_command(*arguments, "--compare")[2]
+
+
+@pytest.mark.parametrize(("options", "lines"), [([], 1), (["-q"], 0), (["-v"], 8), (["--compare"], 9)])
+def test_a_person_gets_one_line_after_the_answer(quasar_command, toy, monkeypatch, capsys, options, lines):
+    """Tokens, tokens a step and a second; more with --verbose or --compare, nothing with --quiet."""
+    is_terminal(monkeypatch, "stderr")
+    status, out, err = quasar_command("generate", PROMPT, "--raw", "--max-new-tokens", "12", *options)
+    assert (status, out) == (0, TEXT + "\n")
+    assert len(err.strip().splitlines()) == lines
+    if lines == 1:
+        assert re.fullmatch(r"\n12 tokens, \d\.\d\d a step, [\d.]+ a second\n", err)
+
+
+@pytest.mark.parametrize("options", [["-v"], ["--compare"]])
+def test_the_numbers_of_the_table_are_whole_in_a_terminal_of_44_columns(quasar_command, toy, monkeypatch, options):
+    """Whatever the terminal says of itself: the table is as wide as it needs, and that is little."""
+    monkeypatch.setenv("COLUMNS", "44")
+    _, _, err = quasar_command("generate", PROMPT, "--raw", "--max-new-tokens", "12", *options)
+    stats = toy_pipeline().generate(PROMPT, max_new_tokens=12).stats
+    rows = {line[:15].strip(): line[15:].split() for line in err.splitlines() if len(line) <= 44}
+    expected = [f"{stats['mean_acceptance_length']:.2f}", *(["1.00"] if "--compare" in options else [])]
+    assert rows["tokens a step"] == expected
+    assert rows["tokens"] == ["12"] * len(expected)
+    assert rows["steps"] == [str(stats["steps"]), "12"][: len(expected)]
+
+
+def test_a_line_ends_after_an_interrupt(quasar_command, toy, monkeypatch):
+    """The text that is there stays, and the shell begins a line of its own."""
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quasar.pipeline.generation.Generation.__next__", interrupted)
+    assert quasar_command("generate", PROMPT) == (130, "\n", "")
+    is_terminal(monkeypatch, "stderr")
+    assert quasar_command("generate", PROMPT) == (130, "\n", "\n")
+
+
+def test_a_pipe_is_read_without_a_dash(quasar_command, toy, monkeypatch):
+    """Also one that begins with the byte order mark of Windows' editors."""
+    for piped in (PROMPT, "\ufeff" + PROMPT):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+        assert quasar_command("generate", "--raw", "-n", "12")[:2] == (0, TEXT + "\n")
+
+
+@pytest.mark.parametrize("arguments", [["generate"], ["generate", "-"], ["generate", "--raw"]])
+def test_an_empty_pipe_is_refused(quasar_command, no_model, monkeypatch, arguments):
+    """There is nothing to answer."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    status, out, err = quasar_command(*arguments)
+    assert (status, out) == (2, "")
+    assert err == "quasar: the prompt is blank; write one after 'quasar generate', or pipe one in\n"
+
+
+def test_without_a_prompt_a_person_is_not_waited_for(quasar_command, no_model, monkeypatch):
+    """A program that waits for a keyboard without a word looks broken."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("typed"))
+    is_terminal(monkeypatch, "stdin")
+    status, out, err = quasar_command("generate")
+    assert (status, out) == (2, "")
+    assert err == "quasar: there is no prompt; write one after 'quasar generate', or pipe one in\n"
+
+
+def test_system_message_and_template_options_reach_the_template(quasar_command, monkeypatch):
+    """As messages and ``template_options`` do in Python; values that read as JSON are that."""
+    template = "{{ mode }} {% for m in messages %}{{ m['role'] }} says {{ m['content'] }} {% endfor %}answer"
+    pipe = toy_pipeline(chat_template=template)
+    monkeypatch.setattr(Pipeline, "from_pretrained", lambda name, **_: pipe)
+    arguments = ["generate", PROMPT, "--json", "-n", "5", "--system", "the moon", "--template-option", "mode=true"]
+    found = json.loads(quasar_command(*arguments, "--template-option", "other=a b")[1])
+    messages = [{"role": "system", "content": "the moon"}, {"role": "user", "content": PROMPT}]
+    options = {"mode": True, "other": "a b"}
+    expected = pipe.generate(messages, max_new_tokens=5, template_options=options)
+    assert found["token_ids"] == list(expected.token_ids)
+    assert found["config"]["template_options"] == options
+
+
+def test_special_tokens_are_shown_where_they_are_asked_for(quasar_command, monkeypatch):
+    """The end of the answer, for instance."""
+    lm = table_lm()
+    lm.row = lambda context: torch.eye(lm.vocab_size, dtype=torch.float64)[0 if len(context) > 4 else 6]
+    monkeypatch.setattr(Pipeline, "from_pretrained", lambda name, **_: Pipeline(lm, word_tokenizer(), eos_token_ids=0))
+    assert quasar_command("generate", PROMPT)[1] == "cat cat\n"
+    assert quasar_command("generate", PROMPT, "--show-special-tokens")[1] == "cat cat <eos>\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--drafter", "ngrm"],
+        ["--policy", "coupling:x=1"],
+        ["--verifier", "natve"],
+        ["--quantizer", "w8"],
+        ["--temperature", "-1"],
+        ["-n", "0"],
+        ["--top-p", "2"],
+        ["--stop", ""],
+        ["--template-option", "x"],
+    ],
+)
+def test_what_needs_no_model_is_refused_before_torch_is_imported(arguments):
+    """Nobody waits for seconds to hear of a slip of the finger."""
+    process = run_python("-X", "importtime", "-m", "quasar", "generate", "x", *arguments)
+    assert process.returncode == 2
+    assert not imported_by(process) & {"torch", "transformers", "rich", "numpy"}
+    last = process.stderr.decode().strip().splitlines()[-1]
+    assert last.startswith("quasar: ")
 
 
 def test_the_options_reach_the_pipeline(quasar_command, toy):
@@ -329,8 +473,9 @@ def test_json_is_one_object_of_ascii(quasar_command, toy, options, keys):
     assert list(found["stats"]) == list(result.stats)
     settings = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "seed": 3}
     described = {"exact_to": "full", "invariance": "bitwise", **settings, "logprobs": None}
+    text = {"skip_special_tokens": True, "template_options": {}}
     unset = ("json_schema", "regex", "repetition_penalty", "no_repeat_ngram_size", "min_new_tokens")
-    assert found["config"] == {**described, "stop": ["★ 👍"], "raw": True, **dict.fromkeys(unset)}
+    assert found["config"] == {**described, "stop": ["★ 👍"], "raw": True, **text, **dict.fromkeys(unset)}
     if "reference" in keys:
         assert list(found["reference"]) == ["identical", "token_ids", "stats"]
         assert found["reference"]["identical"] is True
@@ -478,7 +623,7 @@ def test_brackets_in_a_spec_are_printed_as_they_are(quasar_command, monkeypatch)
     """The guarantee quotes the quantizer's spec, and that is no markup."""
     target = "the model quantized by w8a8:exclude=[/b] :smile:"
     monkeypatch.setattr(Pipeline, "from_pretrained", lambda name, **_: toy_pipeline(target_name=target))
-    status, _, err = quasar_command("generate", PROMPT, "--max-new-tokens", "3")
+    status, _, err = quasar_command("generate", PROMPT, "--max-new-tokens", "3", "--verbose")
     assert status == 0
     assert target in err
 
@@ -492,7 +637,7 @@ def test_a_console_that_cannot_show_a_character_gets_a_question_mark(toy, monkey
     streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
     for name, stream in streams.items():
         monkeypatch.setattr(sys, name, stream)
-    monkeypatch.setattr(sys, "argv", ["quasar", "generate", PROMPT, "--raw", "--max-new-tokens", "40"])
+    monkeypatch.setattr(sys, "argv", ["quasar", "generate", PROMPT, "--raw", "-n", "40", "-v"])
     with pytest.raises(SystemExit) as exit_:
         cli.main()
     out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams.values())
@@ -530,7 +675,7 @@ def test_a_closed_pipe_ends_quietly(toy, monkeypatch, closed):
     with open(writing, "w", encoding="utf-8") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe if closed == "stdout" else other)
         monkeypatch.setattr(sys, "stderr", pipe if closed == "stderr" else other)
-        monkeypatch.setattr(sys, "argv", ["quasar", "generate", PROMPT, "--raw", "--max-new-tokens", "12"])
+        monkeypatch.setattr(sys, "argv", ["quasar", "generate", PROMPT, "--raw", "-n", "12", "-v"])
         with pytest.raises(SystemExit) as exit_:
             cli.main()
         pipe.flush()

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from quasar.loop.detokenize import IncrementalText, TextStream, decode_tokens
+from quasar.loop.detokenize import IncrementalText, decode_tokens
+from quasar.loop.stop_strings import TextStream
 from quasar.loop.stopping import Stopping
 from quasar.testing.fakes import ByteTokenizer
 
@@ -152,3 +153,80 @@ def test_smollm2_streams_arbitrary_tokens(smollm2):
         assert "".join(streamed(smollm2.tokenizer, blocks)) == whole
 
     check()
+
+
+# Stop strings that hold special tokens
+
+
+def marked_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, with two special tokens: ``<|end|>`` and ``<|go|>``."""
+    pieces = ["a", "b", "Ċ", "<|", "end|>"]
+    vocab = {"<|end|>": 0, "<|go|>": 1, **{piece: i + 2 for i, piece in enumerate(pieces)}}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="a"))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<|go|>", special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+END, GO, A, B, LINE, OPEN, CLOSE = range(7)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "stop", "text", "n_tokens"),
+    [
+        ([A, B, END, A], ["<|end|>"], "ab", 3),
+        ([A, LINE, END, A], ["\n<|end|>"], "a", 3),
+        ([A, LINE, B, END], ["\n<|end|>"], "a\nb", 4),
+        ([A, END, GO, B], ["<|end|><|go|>"], "a", 3),
+        ([A, END, A, GO, B], ["<|end|><|go|>"], "aab", 5),
+        ([A, B, END, A, B], ["b<|end|>a"], "a", 4),
+        ([A, B, END, B, A], ["b<|end|>a"], "abba", 5),
+        ([A, END, B], ["b", "<|end|>"], "a", 2),
+        ([A, B, END], ["b", "<|end|>"], "a", 2),
+        ([A, OPEN, CLOSE, B], ["<|end|>"], "a", 3),
+        ([END, A], ["<|end|>"], "", 1),
+        ([GO, A, GO, END], ["<|end|>"], "a", 4),
+    ],
+)
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_a_stop_string_may_hold_special_tokens(token_ids, stop, text, n_tokens, width):
+    """It ends the output where it is complete, though the text does not show it, and no chunk lets a part of it out."""
+    tokenizer = marked_tokenizer()
+    blocks = [token_ids[i : i + width] for i in range(0, len(token_ids), width)]
+    assert "".join(streamed(tokenizer, blocks, stop)) == text
+    stopping = Stopping(100, stop=stop, text=IncrementalText(tokenizer))
+    emitted = []
+    for block in blocks:
+        emission = stopping.truncate(block)
+        emitted += emission.token_ids
+        if emission.finish_reason is not None:
+            break
+    assert emitted == token_ids[:n_tokens]
+
+
+def test_special_tokens_show_where_they_are_asked_for():
+    """And then a stop string is looked for in what is seen."""
+    tokenizer = marked_tokenizer()
+    text = IncrementalText(tokenizer, skip_special_tokens=False)
+    stopping = Stopping(100, stop=["b<|end|>"], text=text)
+    stream = TextStream(text, ["b<|end|>"])
+    chunks = []
+    for token_id in [GO, A, B, END]:
+        emission = stopping.truncate([token_id])
+        chunks.append(stream.advance() if emission.finish_reason is None else stream.finish(stopping.text_end))
+    assert emission.finish_reason == "stop"
+    assert chunks == ["<|go|>", "a", "", ""]
+
+
+@pytest.mark.real_model
+def test_smollm2_stops_at_the_end_of_its_turn_where_a_stop_string_says_so(smollm2):
+    """As transformers' ``stop_strings``: the same tokens, without the end-of-turn token as EOS."""
+    from quasar.pipeline.pipeline import Pipeline
+
+    pipe = Pipeline.from_model(smollm2.model, smollm2.tokenizer, quantizer="none")
+    result = pipe.generate("Say hello.", eos_token_id=None, stop="<|im_end|>", max_new_tokens=40)
+    assert result.finish_reason == "stop"
+    assert result.token_ids == pipe.generate("Say hello.", max_new_tokens=40).token_ids
+    assert "<|im_end|>" not in result.text
+    shown = pipe.generate("Say hello.", max_new_tokens=40, skip_special_tokens=False)
+    assert shown.text == result.text + "<|im_end|>"

@@ -30,7 +30,7 @@ FLOORS = (
 
 HEIGHT = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY_IN = {
-    "click": "commands/cli.py",
+    "click": "commands/cli",
     "rich": "commands/console.py",
     "matplotlib": "commands/plots.py",
     "hypothesis": "testing",
@@ -103,5 +103,5 @@ def test_an_import_against_the_direction_is_found():
     planted = "def f():\n    from quasar.pipeline.plan import Plan\n"
     assert against_the_direction("kernels/dense.py", planted) == ["quasar.pipeline.plan"]
     assert against_the_direction("weights/record.py", "from quasar import commands\n") == ["quasar.commands"]
-    assert against_the_direction("commands/cli.py", "import quasar.testing.fakes\n") == ["quasar.testing.fakes"]
-    assert against_the_direction("commands/cli.py", planted) == []
+    assert against_the_direction("commands/cli/inspect.py", "import quasar.testing.fakes\n") == ["quasar.testing.fakes"]
+    assert against_the_direction("commands/cli/inspect.py", planted) == []

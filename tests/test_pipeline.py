@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -198,8 +200,14 @@ class Uncopyable:
         ({"eos_token_id": "</s>"}, "eos_token_id='</s>': give an integer, several, None for none, or 'model'"),
         ({"eos_token_id": 2.0}, "eos_token_id=2.0: give an integer, several"),
         ({"eos_token_id": True}, "eos_token_id=True: give an integer, several"),
-        ({"eos_token_id": [2, None]}, "eos_token_id=(2, None): give an integer, several"),
-        ({"eos_token_id": torch.tensor([2])}, "eos_token_id=(tensor(2),): give an integer, several"),
+        ({"eos_token_id": [2, None]}, "eos_token_id=[2, None]: give an integer, several"),
+        ({"eos_token_id": torch.tensor([2.0])}, "eos_token_id=tensor([2.]): give an integer, several"),
+        ({"skip_special_tokens": 1}, "skip_special_tokens=1: give True or False"),
+        ({"raw": "yes"}, "raw='yes': give True or False"),
+        ({"tools": "search"}, "tools='search': give a list of JSON schemas or functions, or None"),
+        ({"template_options": 5}, "template_options=5: give a mapping from names to values"),
+        ({"template_options": {"tokenize": True}}, "template_options: 'tokenize' is no variable of a chat template"),
+        ({"tools": [{}], "raw": True}, "tools go into the chat template, and raw=True leaves that out"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -260,17 +268,17 @@ def test_settings_without_effect_on_greedy_output_are_accepted(settings):
         ([{"role": "user", "content": "the cat"}], CHAT_TEMPLATE, False, "user says the cat answer"),
         ([{"role": "user", "content": "the cat"}], CHAT_TEMPLATE, True, "user says the cat answer"),
         (
-            ({"role": "user", "content": "the cat"}, {"role": "cat", "content": "ran"}),
+            ({"role": "system", "content": "the cat"}, {"role": "user", "content": "ran"}),
             CHAT_TEMPLATE,
             False,
-            "user says the cat cat says ran answer",
+            "system says the cat user says ran answer",
         ),
     ],
 )
 def test_a_text_or_messages_become_the_model_s_prompt(prompt, template, raw, encoded):
     """A text goes through the chat template unless it is raw or there is none; messages always do."""
     pipe = toy_pipeline(chat_template=template)
-    token_ids = [WORDS.index(word) for word in encoded.split()]
+    token_ids = word_tokenizer()(encoded)["input_ids"]
     expected = pipe.generate_ids(token_ids, max_new_tokens=6)
     assert content(pipe.generate(prompt, max_new_tokens=6, raw=raw)) == content(expected)
     assert content(pipe.reference(prompt, max_new_tokens=6, raw=raw)) == content(expected)
@@ -392,6 +400,121 @@ def test_the_model_s_eos_holds_unless_a_call_says_otherwise():
     other = pipe.generate(PROMPT, max_new_tokens=40, eos_token_id={EXPECTED[3]})
     assert other.token_ids == tuple(EXPECTED[: EXPECTED.index(EXPECTED[3]) + 1])
     assert pipe.generate(PROMPT, max_new_tokens=40).finish_reason == "eos"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        int,
+        np.int64,
+        torch.tensor,
+        lambda eos: [np.int32(eos)],
+        lambda eos: torch.tensor([eos]),
+        lambda eos: torch.tensor([[eos, eos]]),
+        lambda eos: np.array(eos),
+        lambda eos: {eos},
+        lambda eos: [torch.tensor(eos)],
+    ],
+)
+def test_eos_comes_in_any_form_that_people_have(form):
+    """As a setting, from the pipeline, and from a model's generation configuration: the same end."""
+    eos = EXPECTED[9]
+    cut = tuple(EXPECTED[: EXPECTED.index(eos) + 1])
+    assert toy_pipeline().generate(PROMPT, max_new_tokens=40, eos_token_id=form(eos)).token_ids == cut
+    assert toy_pipeline(eos_token_ids=form(eos)).generate(PROMPT, max_new_tokens=40).token_ids == cut
+    model = tiny_llama()
+    free = Pipeline.from_model(model, quantizer="none").generate_ids([7, 8, 9], max_new_tokens=20, eos_token_id=None)
+    model.generation_config.eos_token_id = form(free.token_ids[6])
+    result = Pipeline.from_model(model, quantizer="none").generate_ids([7, 8, 9], max_new_tokens=20, min_new_tokens=2)
+    assert result.finish_reason == "eos"
+    assert len(result.token_ids) <= 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "plain"),
+    [
+        ({"max_new_tokens": np.int64(4)}, {"max_new_tokens": 4}),
+        ({"max_new_tokens": torch.tensor(4)}, {"max_new_tokens": 4}),
+        ({"temperature": np.float32(0.5), "seed": np.int32(3)}, {"temperature": 0.5, "seed": 3}),
+        ({"temperature": np.array(40.0), "top_k": np.uint8(3)}, {"temperature": 40.0, "top_k": 3}),
+        ({"temperature": np.float64(40), "top_p": np.float16(0.5)}, {"temperature": 40, "top_p": 0.5}),
+        ({"temperature": 40, "min_p": np.float32(0.25)}, {"temperature": 40, "min_p": 0.25}),
+        ({"repetition_penalty": np.float32(1.5)}, {"repetition_penalty": 1.5}),
+        ({"no_repeat_ngram_size": np.int64(2), "min_new_tokens": np.int16(2)}, {"no_repeat_ngram_size": 2}),
+        ({"logprobs": np.int64(2)}, {"logprobs": 2}),
+    ],
+    ids=str,
+)
+def test_numbers_of_numpy_are_numbers(settings, plain):
+    """They mean what Python's own mean."""
+    pipe = toy_pipeline()
+    rest = {"max_new_tokens": 9}
+    assert content(pipe.generate(PROMPT, **{**rest, **settings})) == content(pipe.generate(PROMPT, **{**rest, **plain}))
+
+
+@pytest.mark.parametrize(
+    "value", [np.bool_(True), np.array([4, 5]), np.float64(4.5), torch.tensor([1.0, 2.0])], ids=str
+)
+def test_what_only_looks_like_a_number_is_refused(value):
+    with pytest.raises(InvalidRequestError, match=r"max_new_tokens=.*: give an integer of at least 1"):
+        toy_pipeline().generate(PROMPT, max_new_tokens=value)
+
+
+@pytest.mark.parametrize("prompt", [5, None, 2.5, b"the cat", {"role": "user", "content": "x"}], ids=str)
+def test_a_reference_of_anything_else_is_refused(prompt):
+    """With what it is."""
+    with pytest.raises(InvalidRequestError, match="is neither a text, nor a list of messages, nor token ids"):
+        toy_pipeline().reference(prompt)
+
+
+def test_the_policy_greedy_refuses_to_sample_before_the_target_is_started():
+    lm = table_lm()
+    with pytest.raises(InvalidRequestError, match=r"temperature=0.5, but the policy 'greedy' never samples"):
+        Pipeline(lm, policy="greedy").generate_ids(PROMPT_IDS, temperature=0.5)
+    assert lm.sessions == []
+
+
+def test_a_closed_generation_lets_go_of_its_sequence():
+    """Its session is gone, it gives no chunk any more, and it never passes for a whole output."""
+    pipe = toy_pipeline()
+    with pipe.stream(PROMPT, max_new_tokens=20) as stream:
+        next(stream)
+        session = weakref.ref(pipe.verifier.sessions.pop())
+    gc.collect()
+    assert session() is None
+    for ask in (lambda: next(stream), lambda: stream.result, stream.run):
+        with pytest.raises(InvalidRequestError, match="the generation was closed before its end"):
+            ask()
+    stream.close()
+
+
+def test_closing_after_the_end_changes_nothing():
+    stream = toy_pipeline().stream(PROMPT, max_new_tokens=5)
+    list(stream)
+    stream.close()
+    assert stream.result.token_ids == tuple(EXPECTED[:5])
+    assert list(stream) == []
+
+
+def test_a_second_thread_in_a_generation_is_told_so():
+    """One line, and the first thread goes on as if nothing had been."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait(token_ids):
+        inside.set()
+        assert leave.wait(30)
+        return False
+
+    stream = toy_pipeline().stream(PROMPT, max_new_tokens=5, stopping_criteria=wait)
+    first = threading.Thread(target=stream.run)
+    first.start()
+    assert inside.wait(30)
+    for ask in (lambda: next(stream), stream.close):
+        with pytest.raises(InvalidRequestError, match="another thread is in this generation; let one thread at a time"):
+            ask()
+    leave.set()
+    first.join()
+    assert stream.result.token_ids == tuple(EXPECTED[:5])
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS.values(), ids=DRAFTERS)

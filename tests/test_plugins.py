@@ -165,16 +165,17 @@ def test_a_broken_plugin_is_kept_with_its_cause_and_the_others_load(site, source
     assert names(plugins["acme-zzz"]) == ["last"]
     broken = plugins["acme-broken"]
     assert broken.entries == ()
-    assert isinstance(broken.error, PluginError)
-    assert "plug-in acme-broken 1.0 [broken]" in str(broken.error)
-    assert fragment in str(broken.error)
-    assert "\n" not in str(broken.error)
+    (error,) = broken.errors
+    assert isinstance(error, PluginError)
+    assert "plug-in acme-broken 1.0 [broken]" in str(error)
+    assert fragment in str(error)
+    assert "\n" not in str(error)
 
 
 def test_an_entry_point_to_an_attribute_that_is_not_there_is_broken(site):
     """A wrong attribute is named with its module."""
     site.install("acme-broken", drafters("x"), entry_points={"broken": "acme_broken:nothing"})
-    error = loaded()["acme-broken"].error
+    (error,) = loaded()["acme-broken"].errors
     assert "plug-in acme-broken 1.0 [broken] cannot be loaded: AttributeError: " in str(error)
     assert "'acme_broken' has no attribute 'nothing'" in str(error)
 
@@ -184,7 +185,9 @@ def test_a_distribution_without_metadata_does_not_take_the_others_down(site):
     site.install("acme-aaa", drafters("first"))
     site.install("acme-half", "raise ImportError('half installed')", metadata=False)
     (half,) = loaded("(unnamed").values()
-    assert "plug-in (unnamed distribution) ? [half] cannot be loaded: ImportError: half installed" in str(half.error)
+    assert "plug-in (unnamed distribution) ? [half] cannot be loaded: ImportError: half installed" in str(
+        half.errors[0]
+    )
     assert names(loaded()["acme-aaa"]) == ["first"]
 
 
@@ -205,11 +208,55 @@ def test_asking_for_what_a_broken_plugin_would_provide_raises_its_cause(site):
 
 
 def test_an_unknown_name_mentions_what_could_not_be_loaded(site):
-    """The strategy asked for may be in a broken plug-in of another name."""
+    """The strategy asked for may be in a broken plug-in of another name; one word each, after the answer."""
     site.install("acme-broken", "raise ImportError('libacme.so is too old')")
+    site.install("acme-faulty", "raise ImportError('libacme.so is too new')")
     registry = Registry(load_plugins())
-    with pytest.raises(UnknownStrategyError, match=r"no drafter named 'other'; .* Not loaded: plug-in acme-broken"):
-        registry.build("drafter", "other")
+    with pytest.raises(UnknownStrategyError) as caught:
+        registry.build("drafter", "ngrm")
+    start, _, rest = str(caught.value).partition(" Installed: ")
+    assert start == "no drafter named 'ngrm'. Did you mean 'ngram'?"
+    names, _, broken = rest.partition(" Not loaded: ")
+    assert names.removesuffix(".").split(", ") == [entry.name for entry in registry.entries("drafter")]
+    assert broken == "acme-broken, acme-faulty; 'quasar plugins' says why."
+
+
+FAULTS = """
+@hookimpl
+def quasar_drafters():
+    return {'good': Silent, 'no name': Silent, 'five': 5}
+
+@hookimpl
+def quasar_policies(model):
+    return {}
+
+@hookimpl
+def quasar_kernel():
+    return {}
+
+@hookimpl
+def quasar_verifiers():
+    return 1 / 0
+
+@hookimpl
+def quasar_quantizers():
+    return {'fine': 'acme_partly:Quantizer'}
+"""
+
+
+def test_what_is_sound_in_a_faulty_plugin_stays_and_every_fault_is_told(site):
+    """One strategy that does not fit must not take the others of its module away, nor hide the next fault."""
+    site.install("acme-partly", DRAFTER + FAULTS)
+    registry = Registry(load_plugins())
+    (plugin,) = (p for p in registry.plugins if p.origin.distribution == "acme-partly")
+    assert [(entry.kind, entry.name) for entry in plugin.entries] == [("drafter", "good"), ("quantizer", "fine")]
+    assert type(registry.build("drafter", "good")).__name__ == "Silent"
+    fragments = ["the name 'no name'", "drafter 'five' is 5", "ZeroDivisionError", "'model'", "hook 'quasar_kernel'"]
+    assert len(registry.problems()) == len(plugin.errors) == len(fragments)
+    for fragment in fragments:
+        assert sum(fragment in problem for problem in registry.problems()) == 1, fragment
+    with pytest.raises(PluginError, match=r"no drafter named 'five': plug-in acme-partly .* is 5, expected a callable"):
+        registry.build("drafter", "five")
 
 
 def test_each_problem_is_one_warning(site, caplog):

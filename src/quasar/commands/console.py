@@ -1,10 +1,10 @@
-"""What the command line prints. rich is imported when something is shown with it, torch never."""
+"""What the command line prints. rich is imported where a bar of progress is shown, torch never."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,13 @@ NATIVE = "quasar-native"
 NATIVE_GAIN = "compiled kernels and a compiled verifier, with which CPUs decode several times as fast"
 
 
-def prepare_terminal() -> None:
+def prepare_terminal(*, quiet: bool = False) -> None:
     """Settings that libraries read when they are imported: bars of progress are for people, threads wait asleep.
 
     Threads of torch that spin after their work would be in the way of those of a compiled verifier.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 
 
@@ -66,35 +66,45 @@ def _finite(logprobs: Mapping[int, float]) -> dict[int, float]:
     return {token_id: value for token_id, value in logprobs.items() if value > float("-inf")}
 
 
-def print_summary(result: GenerationResult, reference: GenerationResult | None) -> None:
-    """Counts, comparison and guarantee of one generation, on standard error: the text alone is the output."""
-    from rich.console import Console
-    from rich.table import Table
+def print_summary(result: GenerationResult, reference: GenerationResult | None, *, verbose: bool) -> None:
+    """What one generation did, on standard error: the text alone is the output.
 
-    class PlainConsole(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # main decides; rich would end the program with status 1
-
-    # No markup: a spec string in the guarantee may hold brackets.
-    console = PlainConsole(stderr=True, highlight=False, markup=False, emoji=False)
-    table = Table("", "tokens", "steps", "acceptance length", "drafted", "accepted", "tokens/s")
-    rows = {"this run": result} if reference is None else {"speculative": result, "target alone": reference}
-    for name, row in rows.items():
-        stats = row.stats
-        table.add_row(
-            name,
-            str(stats["emitted_tokens"]),
-            str(stats["steps"]),
-            f"{stats['mean_acceptance_length']:.2f}",
-            str(stats["drafted_tokens"]),
-            str(stats["accepted_tokens"]),
-            f"{stats['tokens_per_second']:.1f}",
-        )
-    console.print()
-    console.print(table)
+    One line for whoever watches; a table and the guarantee where they are asked for, by ``verbose`` or a comparison.
+    """
+    if not verbose and reference is None:
+        if sys.stderr.isatty():
+            print(f"\n{summary(result.stats)}", file=sys.stderr)
+        return
+    columns = {"this run": result} if reference is None else {"speculative": result, "target alone": reference}
+    print(file=sys.stderr)
+    for line in _counts({name: column.stats for name, column in columns.items()}):
+        print(line, file=sys.stderr)
     if reference is not None:
-        console.print(comparison(result.token_ids, reference.token_ids))
-    console.print(f"guarantee: {result.guarantee}", soft_wrap=True)
+        print(comparison(result.token_ids, reference.token_ids), file=sys.stderr)
+    print(f"guarantee: {result.guarantee}", file=sys.stderr)
+
+
+def summary(stats: Mapping[str, Any]) -> str:
+    """The counts of one generation in less than 44 characters."""
+    return (
+        f"{stats['emitted_tokens']} tokens, {stats['mean_acceptance_length']:.2f} a step, "
+        f"{stats['tokens_per_second']:.1f} a second"
+    )
+
+
+def _counts(columns: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """A table with a row for each count: narrow, so that a terminal of 44 columns shows whole numbers."""
+    rows = (
+        ("tokens", "emitted_tokens", "d"),
+        ("steps", "steps", "d"),
+        ("tokens a step", "mean_acceptance_length", ".2f"),
+        ("drafted", "drafted_tokens", "d"),
+        ("accepted", "accepted_tokens", "d"),
+        ("tokens a second", "tokens_per_second", ".1f"),
+    )
+    yield "".join([" " * 15, *(f"  {name:>12}" for name in columns)])
+    for label, key, form in rows:
+        yield "".join([f"{label:15}", *(f"  {format(stats[key], form):>12}" for stats in columns.values())])
 
 
 def comparison(tokens: tuple[int, ...], reference: tuple[int, ...]) -> str:
@@ -170,13 +180,13 @@ def _print_columns(head: list[str], rows: list[list[str]]) -> None:
 
 
 def plugin_rows(registry: Registry) -> list[dict[str, str | None]]:
-    """One row for each strategy, each name that is taken twice and each plug-in that could not be loaded."""
+    """One row for each strategy, each name that is taken twice and each fault of a plug-in."""
     rows = [_row(entry.kind, entry.name, entry.origin, "ok") for entry in registry.entries()]
     rows += [_row(s.entry.kind, s.entry.name, s.entry.origin, "shadowed", str(s)) for s in registry.shadowed]
     rows += [
-        _row("plug-in", plugin.origin.entry_point, plugin.origin, "broken", str(plugin.error))
+        _row("plug-in", plugin.origin.entry_point, plugin.origin, "broken", str(error))
         for plugin in registry.plugins
-        if plugin.error is not None
+        for error in plugin.errors
     ]
     return rows
 

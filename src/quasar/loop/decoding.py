@@ -109,6 +109,7 @@ class PlainDecoding:
         """Free what the sequence has cached; nothing else may be called afterwards."""
         if self._verifying is not None and hasattr(self._verifying, "close"):
             self._verifying.close()
+        self._verifying = None
 
 
 class Decoding(PlainDecoding):
@@ -154,6 +155,11 @@ class Decoding(PlainDecoding):
             self._verifying = self._drafting = None  # a draft session may know the target's
         if self._drafting is not None and not restarted(self._drafting, token_ids):
             self._drafting = None
+
+    def close(self) -> None:
+        """As of :class:`PlainDecoding`; the drafter's session goes as well."""
+        super().close()
+        self._drafting = None
 
     def prefill(self, max_rows: int | None = None) -> int:
         """As of :class:`PlainDecoding`; once nothing is left to compute, the drafter's session starts."""

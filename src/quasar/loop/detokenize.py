@@ -1,4 +1,4 @@
-"""New text, token by token: which characters are final, and where a stop string begins.
+"""New text, token by token: which characters are final.
 
 Decoding token by token and joining is wrong: a character may span tokens, and many tokenizers render a token
 differently at the start of a text. So a short window of tokens is decoded anew each time, and what might still change
@@ -16,10 +16,19 @@ _BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-def decode_tokens(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The one way in which Quasar turns token ids into text: special tokens dropped, no white space tidied up."""
-    text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def decode_tokens(tokenizer: Any, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    """The one way in which Quasar turns token ids into text: no white space is tidied up."""
+    text: str = tokenizer.decode(
+        list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+    )
     return text
+
+
+def special_tokens_of(tokenizer: Any) -> frozenset[str]:
+    """The texts of all special tokens, which decoding leaves out where it skips them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    named = getattr(tokenizer, "all_special_tokens", ())
+    return frozenset(filter(None, (*map(str, named), *(token.content for token in added if token.special))))
 
 
 class IncrementalText:
@@ -27,10 +36,12 @@ class IncrementalText:
 
     Args:
         tokenizer: A transformers tokenizer; used, not mutated.
+        skip_special_tokens: Leave special tokens out of the text.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, *, skip_special_tokens: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self.skip_special_tokens = skip_special_tokens
         self._token_ids: list[int] = []
         # ids[:_settled] have rendered to _settled_text for good; the window that is decoded anew starts before that.
         self._window = 0
@@ -55,7 +66,7 @@ class IncrementalText:
         """Take in the next token."""
         self._length_before = len(self._settled_text) + self._stable_in_tail
         self._token_ids.append(token_id)
-        in_window = decode_tokens(self._tokenizer, self._token_ids[self._window :])
+        in_window = self._decoded(self._window)
         tail = in_window[len(self._settled_in_window) :]
         # A token that shows nothing, such as a special one, does not end a run of bytes either.
         if tail == self._tail:
@@ -78,44 +89,15 @@ class IncrementalText:
         self._settled_text += self._tail
         self._tail, self._stable_in_tail = "", 0
         # The window must begin with a token that shows: decoders may strip the space that a text begins with.
-        narrower = decode_tokens(self._tokenizer, self._token_ids[self._settled :])
+        narrower = self._decoded(self._settled)
         if narrower:
             self._window = self._settled
         self._settled, self._settled_in_window = len(self._token_ids), narrower or in_window
 
+    def _decoded(self, begin: int) -> str:
+        token_ids = self._token_ids[begin:]
+        return decode_tokens(self.tokenizer, token_ids, skip_special_tokens=self.skip_special_tokens)
+
     def _is_byte_fallback(self, token_id: int) -> bool:
-        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        token = self.tokenizer.convert_ids_to_tokens(token_id)
         return token is not None and _BYTE_FALLBACK.fullmatch(token) is not None
-
-
-class TextStream:
-    """Cuts the text into chunks whose concatenation is the final text.
-
-    Held back until it is settled: characters that may still change, and an end that may be the beginning of a stop
-    string, since a stop string is never part of the output.
-    """
-
-    def __init__(self, text: IncrementalText, stop: Sequence[str]) -> None:
-        self._text = text
-        self._stop = stop
-        self._emitted = 0
-
-    def advance(self) -> str:
-        """The text that has become final since the last call."""
-        stable = self._text.stable_text
-        return self._emit(stable, len(stable) - self._possible_stop(stable))
-
-    def finish(self, end: int | None) -> str:
-        """The rest, up to ``end`` characters of the whole text (``None``: all of it)."""
-        text = self._text.text
-        return self._emit(text, len(text) if end is None else end)
-
-    def _emit(self, text: str, end: int) -> str:
-        chunk = text[self._emitted : end]
-        self._emitted = max(self._emitted, end)
-        return chunk
-
-    def _possible_stop(self, text: str) -> int:
-        """Length of the longest end of ``text`` that begins, but does not complete, a stop string."""
-        lengths = (n for string in self._stop for n in range(1, len(string)) if text.endswith(string[:n]))
-        return max(lengths, default=0)

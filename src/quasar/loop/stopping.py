@@ -7,10 +7,13 @@ where plain decoding would have ended it. At one position EOS is named before a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from quasar.errors import InvalidRequestError
 from quasar.loop.detokenize import IncrementalText
+from quasar.loop.stop_strings import StopStrings, checked_stops
 from quasar.types import Emission, FinishReason
 
 Criterion = Callable[[Sequence[int]], bool]
@@ -22,7 +25,7 @@ class Stopping:
 
     Args:
         max_new_tokens: Budget, at least 1.
-        eos_token_ids: End-of-sequence token(s): an integer, several, or ``None`` for none. The token is emitted.
+        eos_token_ids: End-of-sequence token(s), as :func:`as_token_ids` takes them. The token is emitted.
         stop: Stop strings, looked for in the new text only. The token that completes one is the last one emitted;
             the text ends before the string (see :attr:`text_end`).
         criteria: Custom criteria; the token that fulfils one is the last one emitted.
@@ -36,7 +39,7 @@ class Stopping:
         self,
         max_new_tokens: int,
         *,
-        eos_token_ids: int | Iterable[int] | None = None,
+        eos_token_ids: Any = None,
         stop: Sequence[str] = (),
         criteria: Sequence[Criterion] = (),
         text: IncrementalText | None = None,
@@ -44,12 +47,13 @@ class Stopping:
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise InvalidRequestError(f"max_new_tokens={max_new_tokens!r}: give an integer of at least 1")
         self._max_new_tokens = max_new_tokens
-        self._eos_token_ids = _as_id_set(eos_token_ids)
-        self._stop = _checked_stops(stop)
+        self._eos_token_ids = frozenset(as_token_ids(eos_token_ids))
         self._criteria = tuple(criteria)
-        if self._stop and text is None:
-            raise InvalidRequestError(f"stop={list(self._stop)!r} needs a tokenizer, and there is none")
+        stops = checked_stops(stop)
+        if stops and text is None:
+            raise InvalidRequestError(f"stop={list(stops)!r} needs a tokenizer, and there is none")
         self._text = text
+        self._stop = StopStrings(text, stops) if stops and text is not None else None
         self._token_ids: list[int] = []
         self.text_end: int | None = None
         """Number of characters of the new text that belong to the output; ``None`` while no stop string was met."""
@@ -75,26 +79,35 @@ class Stopping:
             self._text.append(token_id)
         if token_id in self._eos_token_ids:
             return "eos"
-        if self._stop_string_completed() or any(criterion(self._token_ids) for criterion in self._criteria):
+        if self._stop_string_completed(token_id) or any(criterion(self._token_ids) for criterion in self._criteria):
             return "stop"
         return "length" if self.remaining == 0 else None
 
-    def _stop_string_completed(self) -> bool:
-        if not self._stop or self._text is None:
+    def _stop_string_completed(self, token_id: int) -> bool:
+        if self._stop is None:
             return False
-        self.text_end = self._text.find_new(self._stop)
+        self.text_end = self._stop.find_new(token_id)
         return self.text_end is not None
 
 
-def _as_id_set(token_ids: int | Iterable[int] | None) -> frozenset[int]:
+def as_token_ids(token_ids: Any) -> tuple[int, ...]:
+    """End-of-sequence tokens in any form: an integer, several, a tensor or an array of any shape, or ``None``.
+
+    Raises:
+        InvalidRequestError: Something in it is no integer.
+    """
     if token_ids is None:
-        return frozenset()
-    return frozenset((token_ids,) if isinstance(token_ids, int) else token_ids)
+        return ()
+    values = list(_flat(token_ids))
+    if any(isinstance(value, bool) or not hasattr(value, "__index__") for value in values):
+        raise InvalidRequestError(f"eos_token_id={token_ids!r}: give an integer, several, None for none, or 'model'")
+    return tuple(map(operator.index, values))
 
 
-def _checked_stops(stop: Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    for string in stops:
-        if not isinstance(string, str) or not string:
-            raise InvalidRequestError(f"stop={list(stops)!r}: each stop must be a non-empty string")
-    return stops
+def _flat(values: Any) -> Iterator[Any]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        for value in values:
+            yield from _flat(value)
+    else:
+        yield values

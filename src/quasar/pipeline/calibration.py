@@ -26,7 +26,7 @@ def prompts_from(path: str | Path) -> list[str]:
         InvalidRequestError: The file cannot be read, or has no prompt in it.
     """
     try:
-        content = Path(path).read_text(encoding="utf-8")
+        content = Path(path).read_text(encoding="utf-8-sig")
         prompts = _from_json_lines(content) if Path(path).suffix == ".jsonl" else _paragraphs(content)
     except (OSError, ValueError) as error:
         raise InvalidRequestError(f"calibration prompts cannot be read from {path}: {error}") from error

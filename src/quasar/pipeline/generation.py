@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from quasar.errors import InvalidRequestError
 from quasar.loop.decoding import PlainDecoding
-from quasar.loop.detokenize import TextStream
+from quasar.loop.stop_strings import TextStream
 from quasar.types import Chunk, FinishReason, GenerationResult, Step, TokenLogprobs
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Generation(Iterator[Chunk]):
-    """Streams chunks; their texts and tokens add up to those of :attr:`result`. Made by :class:`quasar.Pipeline`."""
+    """Streams chunks; their texts and tokens add up to those of :attr:`result`. Made by :class:`quasar.Pipeline`.
+
+    One that is left before its end is closed, by :meth:`close` or as a context manager, and then lets go of its
+    key-value caches. It belongs to one thread at a time.
+    """
 
     def __init__(
         self,
@@ -30,8 +41,48 @@ class Generation(Iterator[Chunk]):
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._finish_reason: FinishReason | None = None
+        self._closed = False
+        self._running = Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the generation here and let go of its sequence; once it has ended, there is nothing to do.
+
+        Raises:
+            InvalidRequestError: Another thread waits for its next chunk.
+        """
+        with self._alone():
+            self._closed = True
+            if isinstance(self._steps, Generator):
+                self._steps.close()
+            self._steps = iter(())
+            self._one.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._running.acquire(blocking=False):
+            raise InvalidRequestError("another thread is in this generation; let one thread at a time iterate over it")
+        try:
+            yield
+        finally:
+            self._running.release()
 
     def __next__(self) -> Chunk:
+        with self._alone():
+            if self._closed and self._finish_reason is None:
+                raise InvalidRequestError(f"the generation {self._state}; start another one")
+            return self._advance()
+
+    @property
+    def _state(self) -> str:
+        return "was closed before its end" if self._closed else "has not ended"
+
+    def _advance(self) -> Chunk:
         with self._one.stats.total:
             step = next(self._steps)
             emission = step.emission
@@ -56,7 +107,7 @@ class Generation(Iterator[Chunk]):
             InvalidRequestError: The generation has not ended.
         """
         if self._finish_reason is None:
-            raise InvalidRequestError("the generation has not ended; iterate over it to its end first")
+            raise InvalidRequestError(f"the generation {self._state}; iterate over it to its end first")
         return GenerationResult(
             text="".join(self._pieces),
             token_ids=tuple(self._token_ids),

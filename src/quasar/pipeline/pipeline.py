@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -12,13 +12,14 @@ from quasar.checkpoints.models import load_model
 from quasar.errors import InvalidRequestError
 from quasar.loop.decode import reference_decode, speculate
 from quasar.loop.decoding import Decoding, Parts, PlainDecoding
-from quasar.loop.detokenize import IncrementalText, TextStream
+from quasar.loop.detokenize import IncrementalText
 from quasar.loop.processing import Processing
+from quasar.loop.stop_strings import TextStream
 from quasar.loop.stopping import Criterion, Stopping
 from quasar.pipeline.generation import Generation
 from quasar.pipeline.guarantees import guarantee_of, guarantee_of_reference
 from quasar.pipeline.plan import Choices, DrafterLike, Plan
-from quasar.pipeline.prompts import Prompt, checked_prompt_ids, encode_prompt
+from quasar.pipeline.prompts import Prompt, checked_prompt_ids, encode, encode_prompt
 from quasar.pipeline.request import Request, Settings
 from quasar.protocols import AcceptancePolicy, Drafter, Verifier
 from quasar.registry.registry import default_registry
@@ -145,7 +146,7 @@ class Pipeline:
             num_return_sequences: Return a list of that many results. Result i is what ``seed + i`` gives by itself.
         """
         request = Request.of(settings)
-        prompt_ids = encode_prompt(self.tokenizer, prompt, raw=request.raw)
+        prompt_ids = encode_prompt(self.tokenizer, prompt, request.chat_format)
         return self._run(prompt_ids, request, num_return_sequences)
 
     @overload
@@ -167,16 +168,12 @@ class Pipeline:
     def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Generation:
         """An iterator of chunks; after its end its ``result`` is what :meth:`generate` would have returned."""
         request = Request.of(settings)
-        return self._start(encode_prompt(self.tokenizer, prompt, raw=request.raw), request)
+        return self._start(encode_prompt(self.tokenizer, prompt, request.chat_format), request)
 
     def reference(self, prompt: Prompt | PromptIds, **settings: Unpack[Settings]) -> GenerationResult:
         """The same with the target alone, one token a step; takes token ids as well."""
         request = Request.of(settings)
-        if isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt):
-            prompt_ids = encode_prompt(self.tokenizer, prompt, raw=request.raw)  # type: ignore[arg-type]
-        else:
-            prompt_ids = checked_prompt_ids(prompt)
-        return self._start(prompt_ids, request, speculative=False).run()
+        return self._start(encode(self.tokenizer, prompt, request.chat_format), request, speculative=False).run()
 
     def _run(
         self, prompt_ids: list[int], request: Request, num_return_sequences: int | None
@@ -187,10 +184,13 @@ class Pipeline:
 
     def _start(self, prompt_ids: list[int], request: Request, *, speculative: bool = True) -> Generation:
         self._check_fits(prompt_ids, request.max_new_tokens)
-        text = None if self.tokenizer is None else IncrementalText(self.tokenizer)
+        text = None
+        if self.tokenizer is not None:
+            text = IncrementalText(self.tokenizer, skip_special_tokens=request.skip_special_tokens)
         parts = self._parts_of(prompt_ids, request, text)
         one: PlainDecoding
         if speculative:
+            request.check_policy(self.policy)
             one = decoding = Decoding(prompt_ids, drafter=self.drafter, policy=self.policy, **parts)
             steps = speculate(decoding)
             guarantee = guarantee_of(self.verifier, self.policy, self.exact_to, self._target_name, request.sampling)

@@ -1,4 +1,4 @@
-"""The settings of one generation, checked before anything runs."""
+"""The settings of one generation, checked before anything runs. Nothing heavy is imported for that."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import attrs
-from transformers import (
-    MinNewTokensLengthLogitsProcessor,
-    NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-)
 
 from quasar.errors import InvalidRequestError
-from quasar.loop.processing import Processor
-from quasar.loop.sampling import Sampling
-from quasar.loop.stopping import Criterion
+from quasar.loop.stop_strings import checked_stops
+from quasar.loop.stopping import Criterion, as_token_ids
+from quasar.pipeline.prompts import ChatFormat
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteria
+
+    from quasar.loop.processing import Processor
+    from quasar.loop.sampling import Sampling
+    from quasar.protocols import AcceptancePolicy
 
 
 class Settings(TypedDict, total=False):
@@ -38,7 +37,10 @@ class Settings(TypedDict, total=False):
     seed: int
     stopping_criteria: Criterion | StoppingCriteria | Sequence[Criterion | StoppingCriteria] | None
     eos_token_id: int | Sequence[int] | Literal["model"] | None
+    skip_special_tokens: bool
     raw: bool
+    tools: Sequence[Any] | None
+    template_options: Mapping[str, Any]
 
 
 def _as_tuple(values: Any) -> tuple[Any, ...]:
@@ -49,7 +51,18 @@ def _as_tuple(values: Any) -> tuple[Any, ...]:
 
 
 def _as_ids(token_ids: Any) -> Any:
-    return tuple(token_ids) if isinstance(token_ids, Iterable) and not isinstance(token_ids, str) else token_ids
+    return token_ids if isinstance(token_ids, str) or token_ids is None else as_token_ids(token_ids)
+
+
+def _plain_number(value: Any) -> Any:
+    """A number of numpy, or of a tensor that holds one, as Python's own; anything else as it is."""
+    if isinstance(value, bool | int | float | str) or not hasattr(value, "item"):
+        return value
+    return value.item() if getattr(value, "size", 1) == 1 or getattr(value, "ndim", 1) == 0 else value
+
+
+def _numeric(default: float | None) -> Any:
+    return attrs.field(default=default, converter=_plain_number)
 
 
 @attrs.frozen(kw_only=True)
@@ -73,46 +86,75 @@ class Request:
             logarithms of the softmax of the processed logits, before temperature and cuts. ``None``: report nothing.
         stop: Stop string, several or none, looked for in the new text. The text ends before the first that occurs; the
             tokens end with the one that completed it.
-        seed: Of the noise of sampling; greedy output does not depend on it.
+        seed: Seed of the noise of sampling; greedy output does not depend on it.
         stopping_criteria: Functions of the list of new tokens, asked after each one and true to stop; or transformers'
             ``StoppingCriteria``, which get prompt and new tokens as a ``[1, T]`` tensor. One, several or none.
-        eos_token_id: One id, several, or ``None`` for none; ``"model"``: what the model's configuration says.
+        eos_token_id: One id, several (a sequence, an array or a tensor), or ``None`` for none. ``"model"``: what the
+            model's generation configuration says; where that says nothing, its configuration; then its tokenizer.
+        skip_special_tokens: Leave special tokens out of the text. A stop string may name one all the same.
         raw: Take a text as it is, without the model's chat template.
+        tools: Functions that the chat template offers to the model: JSON schemas, or functions with docstrings.
+        template_options: Variables for the chat template, such as ``{"enable_thinking": False}``.
     """
 
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    min_new_tokens: int | None = None
+    max_new_tokens: int = _numeric(128)
+    temperature: float = _numeric(0.0)
+    top_k: int | None = _numeric(None)
+    top_p: float | None = _numeric(None)
+    min_p: float | None = _numeric(None)
+    repetition_penalty: float | None = _numeric(None)
+    no_repeat_ngram_size: int | None = _numeric(None)
+    min_new_tokens: int | None = _numeric(None)
     logits_processors: tuple[Processor, ...] = attrs.field(default=(), converter=_as_tuple)
-    logprobs: int | None = None
+    logprobs: int | None = _numeric(None)
     stop: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
-    seed: int = 0
+    seed: int = _numeric(0)
     stopping_criteria: tuple[Criterion | StoppingCriteria, ...] = attrs.field(default=(), converter=_as_tuple)
     eos_token_id: int | tuple[int, ...] | Literal["model"] | None = attrs.field(default="model", converter=_as_ids)
+    skip_special_tokens: bool = True
     raw: bool = False
+    tools: Sequence[Any] | None = None
+    template_options: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the prompt becomes text."""
+        return ChatFormat(raw=self.raw, tools=self.tools, options=self.template_options)
 
     @property
     def sampling(self) -> Sampling:
         """How a token is chosen, seen from position 0."""
+        from quasar.loop.sampling import Sampling
+
         return Sampling(
             temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=self.seed
         )
 
     def processors(self, prompt_length: int, eos_token_ids: Any) -> list[Processor]:
         """All logits processors of a generation, in the order of transformers' own ``generate``."""
+        from transformers import (
+            MinNewTokensLengthLogitsProcessor,
+            NoRepeatNGramLogitsProcessor,
+            RepetitionPenaltyLogitsProcessor,
+        )
+
         built: list[Processor] = []
         if self.repetition_penalty is not None:
             built.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
         if self.no_repeat_ngram_size is not None:
             built.append(NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
-        if self.min_new_tokens is not None and (eos := list(_as_tuple(eos_token_ids))):
+        if self.min_new_tokens is not None and (eos := list(as_token_ids(eos_token_ids))):
             built.append(MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, eos))
         return [*built, *self.logits_processors]
+
+    def check_policy(self, policy: AcceptancePolicy) -> None:
+        """Let a policy that cannot honour every sampling refuse this one.
+
+        Raises:
+            InvalidRequestError: It refuses.
+        """
+        if (check := getattr(policy, "check_sampling", None)) is not None:
+            check(self.sampling)
 
     def several(self, n: int) -> list[Request]:
         """The same request with n seeds, counted from its own.
@@ -146,6 +188,10 @@ class Request:
     def _check(self) -> None:
         if not _is_integer(self.max_new_tokens) or self.max_new_tokens < 1:
             raise InvalidRequestError(f"max_new_tokens={self.max_new_tokens!r}: give an integer of at least 1")
+        for name in ("skip_special_tokens", "raw"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequestError(f"{name}={getattr(self, name)!r}: give True or False")
+        self.chat_format.check()
         self._check_stops()
         self._check_sampling()
         self._check_processors()
@@ -164,16 +210,14 @@ class Request:
             )
 
     def _check_stops(self) -> None:
-        for string in self.stop:
-            if not isinstance(string, str) or not string:
-                raise InvalidRequestError(f"stop={list(self.stop)!r}: each stop must be a non-empty string")
+        checked_stops(self.stop)
         for criterion in self.stopping_criteria:
             if not callable(criterion):
                 raise InvalidRequestError(
                     f"stopping_criteria: {criterion!r} is not callable; give functions of the list of new tokens, or "
                     "transformers' StoppingCriteria"
                 )
-        if self.eos_token_id != "model" and not all(map(_is_integer, _as_tuple(self.eos_token_id))):
+        if isinstance(self.eos_token_id, str) and self.eos_token_id != "model":
             raise InvalidRequestError(
                 f"eos_token_id={self.eos_token_id!r}: give an integer, several, None for none, or 'model'"
             )

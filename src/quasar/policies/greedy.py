@@ -17,12 +17,15 @@ class GreedyPolicy:
     drafter_invariant = True
     uses_draft_probs = False
 
-    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+    def check_sampling(self, sampling: Sampling) -> None:
         if not sampling.is_greedy:
             raise InvalidRequestError(
                 f"temperature={sampling.temperature}, but the policy 'greedy' never samples; use 'auto', 'coupled', "
                 "'rejection' or 'block'"
             )
+
+    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        self.check_sampling(sampling)
         best = [best_token(row) for row in verification.logits]
         n_accepted = 0
         while n_accepted < len(draft) and draft.token_ids[n_accepted] == best[n_accepted]:

@@ -1,8 +1,9 @@
 """Third-party packages: find, then load, then validate; one broken package never takes the others down.
 
 Finding reads metadata only. Loading imports the module an entry point names; whatever it raises is kept as the cause.
-Validating registers it with a pluggy manager of its own, so that each result and each error has an origin: a hook
-that does not exist, an argument it does not take, a value that is no ``{name: factory}``.
+Validating registers each of its hooks with a pluggy manager of its own, so that each result and each error has an
+origin: a hook that does not exist, an argument it does not take, a value that is no ``{name: factory}``. What is sound
+beside a fault is kept, and every fault is told.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pluggy
@@ -60,11 +63,11 @@ class Entry:
 
 @attrs.frozen
 class LoadedPlugin:
-    """One plug-in: what it provides, or why it provides nothing."""
+    """One plug-in: what it provides, and what is wrong with it."""
 
     origin: Origin
     entries: tuple[Entry, ...] = ()
-    error: PluginError | None = None
+    errors: tuple[PluginError, ...] = ()
 
 
 def load_plugins() -> tuple[LoadedPlugin, ...]:
@@ -74,7 +77,7 @@ def load_plugins() -> tuple[LoadedPlugin, ...]:
     names, separated by commas; set to nothing, it lets none load.
     """
     own = Origin("quasar-decode", _own_version(), "builtins")
-    return (LoadedPlugin(own, _entries_of(builtins, own)), *map(_load, _find()))
+    return (_examined(builtins, own), *map(_load, _find()))
 
 
 def _own_version() -> str:
@@ -118,70 +121,103 @@ def _load(entry_point: metadata.EntryPoint) -> LoadedPlugin:
     except KeyboardInterrupt:
         raise
     except BaseException as cause:  # SystemExit at import included: whatever it raises, the others go on
-        return _broken(origin, f"cannot be loaded: {type(cause).__name__}: {cause}", cause)
+        return LoadedPlugin(origin, errors=(_fault(origin, "cannot be loaded", cause),))
+    return _examined(plugin, origin)
+
+
+def _examined(plugin: object, origin: Origin) -> LoadedPlugin:
+    found = list(_findings(plugin, origin))
+    errors = tuple(finding for finding in found if isinstance(finding, PluginError))
+    return LoadedPlugin(origin, tuple(finding for finding in found if isinstance(finding, Entry)), errors)
+
+
+def _fault(origin: Origin, what: str, cause: BaseException) -> PluginError:
+    message = f"plug-in {origin} {what}: {type(cause).__name__}: {cause}"
+    error = PluginError(" ".join(message.split()))  # one line, for listings and logs
+    error.__cause__ = cause
+    return error
+
+
+def _findings(plugin: object, origin: Origin) -> Iterator[Entry | PluginError]:
+    """Each strategy of a plug-in and each fault, kind by kind in the order of the protocols."""
+    known = {hook: kind for kind, (hook, _) in KINDS.items()}
     try:
-        return LoadedPlugin(origin, _entries_of(plugin, origin))
-    except PluginError as error:
-        return LoadedPlugin(origin, error=error)
+        implemented = _implementations(plugin)
     except KeyboardInterrupt:
         raise
     except BaseException as cause:
-        return _broken(origin, f"failed while registering: {type(cause).__name__}: {cause}", cause)
+        yield _fault(origin, "failed while registering", cause)
+        return
+    if not implemented:
+        yield PluginError(f"plug-in {origin} implements no hook: mark one of {', '.join(known)} with @quasar.hookimpl")
+    for hook in sorted(implemented, key=lambda hook: list(known).index(hook) if hook in known else len(known)):
+        if hook not in known:
+            yield _unknown_hook(hook, list(known), origin)
+            continue
+        try:
+            provided = _provided(hook, implemented[hook], origin)
+        except KeyboardInterrupt:
+            raise
+        except PluginError as error:
+            yield error
+        except BaseException as cause:
+            yield _fault(origin, "failed while registering", cause)
+        else:
+            yield from _entries(known[hook], hook, provided, origin)
 
 
-def _broken(origin: Origin, what: str, cause: BaseException) -> LoadedPlugin:
-    error = PluginError(f"plug-in {origin} {' '.join(what.split())}")  # one line, for listings and logs
-    error.__cause__ = cause
-    return LoadedPlugin(origin, error=error)
+def _implementations(plugin: object) -> dict[str, Any]:
+    """The functions that are marked as hooks, by the hook's name."""
+    reader = pluggy.PluginManager("quasar")
+    names = [(name, reader.parse_hookimpl_opts(plugin, name)) for name in dir(plugin)]
+    return {options.get("specname") or name: getattr(plugin, name) for name, options in names if options is not None}
 
 
-def _entries_of(plugin: object, origin: Origin) -> tuple[Entry, ...]:
+def _provided(hook: str, implementation: Any, origin: Origin) -> object:
+    """What a hook returns; ``None`` where it forgot its ``return``."""
     manager = pluggy.PluginManager("quasar")
     manager.add_hookspecs(hookspecs)
     try:
-        manager.register(plugin, name=origin.entry_point)
+        manager.register(SimpleNamespace(**{hook: implementation}), name=origin.entry_point)
     except pluggy.PluginValidationError as error:
         raise PluginError(f"plug-in {origin}: {' '.join(str(error).split())}") from error
-    _check_hook_names(manager, plugin, origin)
-    entries: list[Entry] = []
-    for kind, (hook, protocol) in KINDS.items():
-        caller = getattr(manager.hook, hook)
-        # pluggy drops a result that is None; an implementation without a result forgot its `return`.
-        for provided in caller() or [None] * len(caller.get_hookimpls()):
-            entries.extend(_checked_entries(kind, hook, protocol, provided, origin))
-    return tuple(entries)
+    results = getattr(manager.hook, hook)()
+    return results[0] if results else None
 
 
-def _check_hook_names(manager: pluggy.PluginManager, plugin: object, origin: Origin) -> None:
-    hooks = [caller.name for caller in manager.get_hookcallers(plugin) or ()]
-    known = [hook for hook, _ in KINDS.values()]
-    if not hooks:
-        raise PluginError(f"plug-in {origin} implements no hook: mark one of {', '.join(known)} with @quasar.hookimpl")
-    for hook in hooks:
-        if hook not in known:
-            # The prefix that all hooks share would make any name look close.
-            bare = {name.removeprefix("quasar_"): name for name in known}
-            close = difflib.get_close_matches(hook.removeprefix("quasar_"), bare, n=1)
-            hint = f"Did you mean {bare[close[0]]!r}?" if close else f"Hooks: {', '.join(known)}."
-            raise PluginError(f"plug-in {origin} implements the unknown hook {hook!r}. {hint}")
+def _unknown_hook(hook: str, known: list[str], origin: Origin) -> PluginError:
+    # The prefix that all hooks share would make any name look close.
+    bare = {name.removeprefix("quasar_"): name for name in known}
+    close = difflib.get_close_matches(hook.removeprefix("quasar_"), bare, n=1)
+    hint = f"Did you mean {bare[close[0]]!r}?" if close else f"Hooks: {', '.join(known)}."
+    return PluginError(f"plug-in {origin} implements the unknown hook {hook!r}. {hint}")
 
 
-def _checked_entries(kind: str, hook: str, protocol: type, provided: object, origin: Origin) -> Iterator[Entry]:
+def _entries(kind: str, hook: str, provided: object, origin: Origin) -> Iterator[Entry | PluginError]:
     if not isinstance(provided, Mapping):
-        raise PluginError(
+        yield PluginError(
             f"plug-in {origin}: {hook} returned {type(provided).__name__}, expected a mapping {{name: factory}}"
         )
+        return
     for name, factory in provided.items():
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-            raise PluginError(f"plug-in {origin}: {hook} has the name {name!r}; use letters, digits, '_', '-' and '.'")
-        if not (callable(factory) or (isinstance(factory, str) and re.fullmatch(r"[\w.]+:[\w.]+", factory))):
-            raise PluginError(
-                f"plug-in {origin}: the factory of {kind} {name!r} is {factory!r}, expected a callable or "
-                "'package.module:attribute'"
-            )
-        if inspect.isclass(factory):
-            who = f"{kind} {name!r} of plug-in {origin}"
-            check_class(protocol, factory, who)
-            if kind == "drafter" and hasattr(factory, "bind"):
-                check_class(Bindable, factory, who)
-        yield Entry(kind, name, factory, origin)
+        try:
+            _check_entry(kind, hook, name, factory, origin)
+        except PluginError as error:
+            yield error
+        else:
+            yield Entry(kind, name, factory, origin)
+
+
+def _check_entry(kind: str, hook: str, name: object, factory: object, origin: Origin) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise PluginError(f"plug-in {origin}: {hook} has the name {name!r}; use letters, digits, '_', '-' and '.'")
+    if not (callable(factory) or (isinstance(factory, str) and re.fullmatch(r"[\w.]+:[\w.]+", factory))):
+        raise PluginError(
+            f"plug-in {origin}: the factory of {kind} {name!r} is {factory!r}, expected a callable or "
+            "'package.module:attribute'"
+        )
+    if inspect.isclass(factory):
+        who = f"{kind} {name!r} of plug-in {origin}"
+        check_class(KINDS[kind][1], factory, who)
+        if kind == "drafter" and hasattr(factory, "bind"):
+            check_class(Bindable, factory, who)

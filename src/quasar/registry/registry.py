@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, get_args
 
@@ -59,9 +59,9 @@ class Registry:
         return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
 
     def problems(self) -> list[str]:
-        """One line for each plug-in that could not be loaded and each name that is provided twice."""
-        broken = [str(plugin.error) for plugin in self.plugins if plugin.error is not None]
-        return broken + [str(shadowed) for shadowed in self.shadowed]
+        """One line for each fault of a plug-in and each name that is provided twice."""
+        faults = [str(error) for plugin in self.plugins for error in plugin.errors]
+        return faults + [str(shadowed) for shadowed in self.shadowed]
 
     def build(self, kind: str, spec: object, *arguments: Any) -> Any:
         """Make a strategy from a spec string, or check and adapt one that was passed as an object.
@@ -96,6 +96,11 @@ class Registry:
         """
         if isinstance(spec, str):
             self._prepare(kind, spec, 1)
+
+    def check_name(self, kind: str, spec: object) -> None:
+        """Raise what :meth:`build` would raise for the name in a spec string. Nothing heavy is imported for that."""
+        if isinstance(spec, str):
+            self._entry(kind, parse_spec(spec)[0])
 
     def required_options(self, kind: str, name: str) -> list[str]:
         """Options that the factory of that name has no default for."""
@@ -161,16 +166,15 @@ class Registry:
     def _entry(self, kind: str, name: str) -> Entry:
         if (entry := self._entries.get((kind, name))) is not None:
             return entry
+        broken = [plugin for plugin in self.plugins if plugin.errors]
+        for error in _faults_about(kind, name, broken):
+            raise PluginError(f"no {kind} named {name!r}: {error}") from error
         names = [entry.name for entry in self.entries(kind)]
-        installed = ", ".join(f"{entry.name} ({entry.origin})" for entry in self.entries(kind))
         close = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        broken = [plugin for plugin in self.plugins if plugin.error is not None]
-        suspects = [plugin for plugin in broken if name in (plugin.origin.entry_point, plugin.origin.distribution)]
-        for plugin in suspects:
-            raise PluginError(f"no {kind} named {name!r}: {plugin.error}") from plugin.error
-        also = "".join(f" Not loaded: {plugin.error}." for plugin in broken)
-        raise UnknownStrategyError(f"no {kind} named {name!r}; installed: {installed}.{hint}{also}")
+        faulty = ", ".join(sorted({plugin.origin.distribution for plugin in broken}))
+        also = f" Not loaded: {faulty}; 'quasar plugins' says why." if broken else ""
+        raise UnknownStrategyError(f"no {kind} named {name!r}.{hint} Installed: {', '.join(names)}.{also}")
 
 
 @functools.cache
@@ -180,6 +184,13 @@ def default_registry() -> Registry:
     for problem in registry.problems():
         logger.warning(problem)
     return registry
+
+
+def _faults_about(kind: str, name: str, broken: Iterable[LoadedPlugin]) -> Iterator[PluginError]:
+    """Why a strategy may be missing: it is at fault itself, or the whole plug-in that is called so."""
+    for plugin in broken:
+        named = name in (plugin.origin.entry_point, plugin.origin.distribution) and not plugin.entries
+        yield from (error for error in plugin.errors if named or f"{kind} {name!r}" in str(error))
 
 
 def _one_line(value: object) -> str:

@@ -1,0 +1,164 @@
+"""``quasar generate``: answer a prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quasar.commands import console
+from quasar.commands.cli import early, options
+from quasar.commands.cli.prompt import prompt_of
+from quasar.errors import QuasarError
+
+if TYPE_CHECKING:
+    from quasar.loop.processing import Processor
+    from quasar.pipeline.pipeline import Pipeline
+    from quasar.pipeline.prompts import Prompt
+    from quasar.types import GenerationResult
+
+_strategies = options.stacked(
+    click.option("-d", "--drafter", default="ngram", show_default=True, help="What proposes, as name:option=value,…"),
+    options.quantizer("auto"),
+    click.option("-p", "--policy", default="auto", show_default=True, help="What accepts tokens."),
+    options.verifier,
+    click.option("--exact-to", type=click.Choice(["quantized", "full"]), default="quantized", show_default=True),
+)
+_sampling = options.stacked(
+    click.option("-n", "--max-new-tokens", type=int, default=128, show_default=True, help="Budget."),
+    click.option("-t", "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option("--top-k", type=int, default=None, help="Sample from the k most probable tokens."),
+    click.option("--top-p", type=float, default=None, help="Then from the most probable that together reach p."),
+    click.option("--min-p", type=float, default=None, help="Then from those this times as probable as the first."),
+    click.option("--repetition-penalty", type=float, default=None, help="Make tokens that occurred less probable."),
+    click.option("--no-repeat-ngram-size", type=int, default=None, help="Let no n-gram of this length occur twice."),
+    click.option("--min-new-tokens", type=int, default=None, help="Do not end before so many new tokens."),
+    click.option("--logprobs", type=int, default=None, help="Report this many log-probabilities a token, with --json."),
+    click.option("-s", "--seed", type=int, default=0, show_default=True, help="Seed of the noise of sampling."),
+)
+_text = options.stacked(
+    click.option("--stop", multiple=True, help="End before this string; may be given several times."),
+    click.option("--json-schema", type=click.Path(), default=None, help="File of a JSON schema the output must fit."),
+    click.option("--regex", default=None, help="Regular expression that the whole output must match."),
+    click.option("--system", default=None, help="System message before the prompt."),
+    click.option("--template-option", multiple=True, help="key=value for the chat template; repeatable."),
+    click.option("--raw", is_flag=True, help="Do not apply the model's chat template."),
+    click.option("--show-special-tokens", is_flag=True, help="Keep special tokens in the text."),
+)
+_running = options.stacked(
+    options.placement,
+    options.calibration,
+    click.option("--strict", is_flag=True, help="Bit-identical logits at any width, or fail; slower."),
+    click.option("--no-speculation", is_flag=True, help="Decode with the target alone, one token a step."),
+    click.option("--compare", is_flag=True, help="Decode once more without speculation and compare the tokens."),
+)
+_printing = options.stacked(
+    options.as_json("one JSON object instead of text"),
+    click.option("-v", "--verbose", is_flag=True, help="Print a table of counts and the guarantee after the text."),
+    click.option("-q", "--quiet", is_flag=True, help="Print nothing but the text, and errors."),
+)
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@options.model
+@_strategies
+@_sampling
+@_text
+@_running
+@_printing
+def generate(prompt: str | None, model: str, **asked: Any) -> None:
+    """Answer PROMPT. Without one, or with "-", it is read from standard input."""
+    printing = {name: asked.pop(name) for name in ("as_json", "verbose", "quiet")}
+    compare, speculate = asked.pop("compare"), not asked.pop("no_speculation")
+    _check_combination(asked, compare=compare, speculate=speculate, **printing)
+    console.prepare_terminal(quiet=printing["quiet"])
+    question = prompt_of(prompt, asked.pop("system"), raw=asked["raw"])
+    constraint = {name: asked.pop(name) for name in ("json_schema", "regex")}
+    settings = {name: asked.pop(name) for name in _SETTINGS}
+    settings["skip_special_tokens"] = not asked.pop("show_special_tokens")
+    settings["template_options"] = early.template_options(asked.pop("template_option"))
+    early.check_names(asked)
+    early.check_settings(settings, asked["policy"])
+    make_processor = _constraint(**constraint)
+    pipeline = _pipeline(model, asked, quiet=printing["quiet"])
+    described = {**pipeline.description, **settings, **constraint}
+    if make_processor is not None:
+        settings["logits_processors"] = [make_processor(pipeline.tokenizer)]
+    result = _answer(pipeline, question, settings, speculate=speculate, echo=not printing["as_json"])
+    reference = pipeline.reference(question, **settings) if compare else None
+    if printing["as_json"]:
+        print(json.dumps(console.result_as_json(result, reference, described)))
+    elif not printing["quiet"]:
+        console.print_summary(result, reference, verbose=printing["verbose"])
+
+
+_SETTINGS = (
+    *("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "logprobs", "seed", "stop", "raw"),
+    *("repetition_penalty", "no_repeat_ngram_size", "min_new_tokens"),
+)
+
+
+def _check_combination(
+    asked: dict[str, Any], *, compare: bool, speculate: bool, as_json: bool, verbose: bool, quiet: bool
+) -> None:
+    if compare and not speculate:
+        raise click.UsageError("--compare compares with decoding without speculation; leave out --no-speculation")
+    if asked["logprobs"] is not None and not as_json:
+        raise click.UsageError("--logprobs is reported in JSON only; add --json")
+    if quiet and not as_json and (verbose or compare):
+        raise click.UsageError(f"--quiet and --{'verbose' if verbose else 'compare'} exclude each other")
+
+
+def _pipeline(model: str, choices: dict[str, Any], *, quiet: bool) -> Pipeline:
+    from quasar.pipeline.pipeline import Pipeline
+    from quasar.progress import tracked_by
+
+    with nullcontext() if quiet else tracked_by(console.progress_bar):
+        return Pipeline.from_pretrained(model, **choices)
+
+
+def _constraint(json_schema: str | None, regex: str | None) -> Callable[[Any], Processor] | None:
+    """What makes the processor, once there is a tokenizer; refuses before that what it can."""
+    if json_schema is not None and regex is not None:
+        raise click.UsageError("--json-schema and --regex exclude each other; give one of them")
+    if json_schema is None and regex is None:
+        return None
+    from quasar.pipeline import constraints
+
+    if regex is not None:
+        constraints.check_regex(regex)
+        return partial(constraints.regex, regex)
+    try:
+        schema = Path(str(json_schema)).read_text(encoding="utf-8-sig")
+        constraints.check_json_schema(schema)
+    except (OSError, ValueError) as error:
+        raise QuasarError(f"--json-schema {json_schema}: {error}") from error
+    return partial(constraints.json_schema, schema)
+
+
+def _answer(
+    pipeline: Pipeline, prompt: Prompt, settings: dict[str, Any], *, speculate: bool, echo: bool
+) -> GenerationResult:
+    """Decode, and print the text to standard output as it is made if ``echo``."""
+    if not speculate:
+        result = pipeline.reference(prompt, **settings)
+        if echo:
+            print(result.text)
+        return result
+    stream = pipeline.stream(prompt, **settings)
+    try:
+        for chunk in stream:
+            if echo:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+    finally:  # also after Ctrl-C
+        if echo:
+            print()
+    return stream.result

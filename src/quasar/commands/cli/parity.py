@@ -1,0 +1,78 @@
+"""``quasar parity``: how far is a target from the full model, and from itself at another width?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quasar.commands import console
+from quasar.commands.cli import early, options
+from quasar.commands.plots import require_matplotlib
+from quasar.errors import InvalidRequestError, QuasarError
+
+if TYPE_CHECKING:
+    from quasar.commands.parity import AgreementReport
+    from quasar.verifiers.invariance import InvarianceReport
+
+
+@click.command()
+@options.model
+@options.quantizer("w8a8")
+@options.verifier
+@click.option("--strict", is_flag=True, help="Measure the strict verifier.")
+@click.option("--tokens", type=click.IntRange(min=16), default=64, show_default=True, help="Compared for each prompt.")
+@options.placement
+@options.as_json()
+@click.option("--html", "page", type=click.Path(path_type=Path), default=None, help="Also write a page with plots.")
+def parity(model: str, as_json: bool, page: Path | None, **choices: Any) -> None:
+    """Measure whether logits depend on the width of a forward, and how far the target is from the full model.
+
+    Exits with 1 if they depend on it more than the verifier declares.
+    """
+    console.prepare_terminal()
+    early.check_names(choices)
+    if page is not None:
+        _check_page(page)
+    from quasar.commands.parity import as_json as as_object
+    from quasar.commands.parity_model import measure_model
+    from quasar.progress import tracked_by
+
+    with tracked_by(console.progress_bar):
+        invariance, agreement = measure_model(model, **choices)
+    if as_json:
+        print(json.dumps(as_object(invariance, agreement)))
+    else:
+        console.print_parity(invariance, agreement)
+    if page is not None:
+        _write_page(page, invariance, agreement, {"model": model, **choices})
+    if not invariance.holds:
+        raise click.exceptions.Exit(1)
+
+
+def _check_page(page: Path) -> None:
+    """Refuse before measuring what would fail after it. An old page stays as it is, and no new file is left."""
+    require_matplotlib()
+    is_new = not os.path.lexists(page)
+    try:
+        page.open("ab").close()
+        if is_new:
+            page.unlink()
+    except OSError as error:
+        raise InvalidRequestError(f"--html: {page} cannot be written: {error.strerror}") from error
+
+
+def _write_page(
+    page: Path, invariance: InvarianceReport, agreement: AgreementReport, choices: Mapping[str, Any]
+) -> None:
+    from quasar.commands.parity_html import conditions, parity_html
+
+    text = parity_html(invariance, agreement, conditions(choices))
+    try:
+        page.write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise QuasarError(f"--html: {page} cannot be written: {error.strerror}") from error

@@ -107,7 +107,7 @@ class RestartableTable(TableLM):
 def test_a_session_that_can_restart_is_not_started_anew():
     """One inner session for the whole sequence; without ``restart``, one for every block."""
     outer = TableLM(40, seed=1)
-    for kind, sessions in ((RestartableTable, 1), (TableLM, 11)):
+    for kind, sessions in ((RestartableTable, 1), (TableLM, 10)):
         inner = kind(40, seed=1)
         drafter = NestedDrafter(NgramDrafter(), inner, k=4, min_k=4, max_k=4)
         run((1, 2), drafter=drafter, verifier=outer, policy=CoupledPolicy(), stopping=Stopping(50))

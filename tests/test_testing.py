@@ -744,3 +744,43 @@ def test_correct_and_unusual_strategies_are_not_refused():
     check_verifier(TableLM(9, max_length=7), examples=5)
     with pytest.raises(UnsupportedModelError, match="only Llama"):
         check_quantizer(LlamaOnly(), {"gpt2": tiny("gpt2")})
+
+
+class Remembers(Own):
+    """Proposes what some earlier sequence said after the same token."""
+
+    remembers = True
+
+    def __init__(self, memory=None):
+        self.memory = {} if memory is None else memory
+
+    def start(self, prompt_ids, sampling):
+        session = type(self)(self.memory)
+        session.token_ids = list(prompt_ids)
+        return session
+
+    def propose(self, max_tokens):
+        return Draft(self.memory.get(self.token_ids[-1], [])[:max_tokens])
+
+    def commit(self, token_ids, verification):
+        self.memory[self.token_ids[-1]] = list(token_ids)
+        super().commit(token_ids, verification)
+
+
+class RemembersInSilence(Remembers):
+    remembers = False
+
+
+class RemembersAndWritesIntoTheLogits(Remembers):
+    def commit(self, token_ids, verification):
+        verification.logits.zero_()
+        super().commit(token_ids, verification)
+
+
+def test_a_drafter_may_remember_earlier_sequences_if_it_says_so():
+    """Its output is checked as ever, and so is what it leaves alone; only that it proposes the same again is not."""
+    check_drafter(Remembers())
+    with pytest.raises(ConformanceError, match=r"remember|propose"):
+        check_drafter(RemembersInSilence())
+    with pytest.raises(ConformanceError, match="changed the logits"):
+        check_drafter(RemembersAndWritesIntoTheLogits())

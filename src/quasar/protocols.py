@@ -47,7 +47,8 @@ class Drafter(Protocol):
     """Proposes cheaply. It may be :class:`Bindable`.
 
     ``needs`` names the features that it wants to see of each verification, usually none: ``"hidden:-1"`` is the last
-    hidden state, ``"hidden:8"`` the one after eight layers.
+    hidden state, ``"hidden:8"`` the one after eight layers. A drafter that learns from one sequence for the next says
+    so with ``remembers = True``: output is the target's all the same, but the same prompt may get other drafts.
     """
 
     needs: frozenset[str]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 
@@ -36,10 +37,19 @@ def run_settings(examples: int) -> settings:
 
 
 def for_all(examples: int, *strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
-    """Decorator: run a property over ``examples`` draws now, and raise the smallest failure."""
+    """Decorator: run a property over ``examples`` draws now, and raise the smallest failure.
+
+    A failure that does not occur again with the same draw is a :class:`ConformanceError` too: something is remembered.
+    """
 
     def run(check: Callable[..., None]) -> None:
-        run_settings(examples)(given(*strategies)(check))()
+        try:
+            run_settings(examples)(given(*strategies)(check))()
+        except Flaky as error:
+            raise ConformanceError(
+                f"{check.__name__.replace('_', ' ')}: not when it is tried again in the same way, so something of an "
+                "earlier sequence is remembered. A drafter that means to declares remembers = True"
+            ) from error
 
     return run
 

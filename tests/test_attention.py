@@ -16,9 +16,6 @@ from quasar.verifiers import attention, causal_lm
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
-# The test of the real model does the same with two threads.
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 N = 16
 WIDTHS = range(2, 17)
 VARIANTS = [

@@ -32,8 +32,6 @@ from quasar.testing.models import random_prompt, tiny
 from quasar.weights.linear import QuantizedLinear, quantized_layers
 from quasar.weights.record import QuantizedWeight
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CALIBRATION = [torch.tensor([random_prompt(24, seed=s)]) for s in (1, 2)]
 QUANTIZERS = {
     "w8a8": W8A8Quantizer,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import attrs
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -27,13 +27,14 @@ from quasar.pipeline import constraints
 from quasar.pipeline.prompts import encode_prompt
 from quasar.policies.coupled import CoupledPolicy
 from quasar.testing.fakes import TableLM, scripted
+from quasar.testing.running import examples
 from strategies import Case, steps
 from test_decode import run, tokens_of
 from test_processing import reference
 from toys import MERGES, character_tokenizer, word_tokenizer
 
 pytest.importorskip("llguidance")
-pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 TOKENIZER = character_tokenizer()
 EOS = TOKENIZER.eos_token_id
@@ -145,7 +146,7 @@ def test_constrained_output_is_that_of_plain_decoding_and_fits(kind, temperature
     """Token-identical for any drafter; what ended with EOS fits, and nothing but EOS follows EOS."""
     constraint, seen = KINDS[kind].make(), Counter()
 
-    @settings(max_examples=100)
+    @examples(100)
     @given(cases(), st.integers(0, 1000))
     def check(case: Case, seed: int) -> None:
         sampling = Sampling(temperature=temperature, seed=seed)
@@ -174,7 +175,7 @@ def test_a_shared_matcher_would_be_found():
     """The same comparison fails with the planted bug in some case, so the property can fail."""
     differs = 0
 
-    @settings(max_examples=60)
+    @examples(60)
     @given(cases())
     def check(case: Case) -> None:
         nonlocal differs

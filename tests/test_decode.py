@@ -7,7 +7,7 @@ from collections import Counter
 import attrs
 import pytest
 import torch
-from hypothesis import find, given, settings
+from hypothesis import find, given
 from hypothesis import strategies as st
 
 from quasar.drafters.function import FunctionDrafter
@@ -24,6 +24,7 @@ from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
 from quasar.testing.fakes import TableLM, TableSession, scripted
+from quasar.testing.running import examples
 from quasar.types import EMPTY_DRAFT, Draft, Emission, Verdict, Verification
 from strategies import Case, cases
 
@@ -116,7 +117,7 @@ def test_any_drafter_gives_the_tokens_of_plain_decoding():
     seen: Counter[str] = Counter()
 
     @given(cases())
-    @settings(max_examples=1500)
+    @examples(1500)
     def check(case: Case) -> None:
         target = case.target()
         emissions, stats = speculative(case, target=target)
@@ -299,7 +300,7 @@ PLANTED_BUGS = {
 @pytest.mark.parametrize("bug", PLANTED_BUGS)
 def test_the_property_finds_the_planted_bug(bug):
     """Each bug breaks the property for some case, so the property can fail."""
-    case = find(cases(), lambda case: not holds(case, **PLANTED_BUGS[bug](case)), settings=settings(max_examples=3000))
+    case = find(cases(), lambda case: not holds(case, **PLANTED_BUGS[bug](case)), settings=examples(3000))
     assert holds(case)
 
 
@@ -415,7 +416,7 @@ def test_sampling_gives_the_tokens_of_plain_sampling_for_any_drafter():
     seen: Counter[str] = Counter()
 
     @given(cases(), st.integers(0, 2**62), st.sampled_from([0.3, 1.0, 3.0]), st.none() | st.integers(1, 5))
-    @settings(max_examples=400)
+    @examples(400)
     def check(case: Case, seed: int, temperature: float, top_k: int | None) -> None:
         case = attrs.evolve(case, levels=6)
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quasar.drafters.function import FunctionDrafter
@@ -18,6 +18,7 @@ from quasar.loop.sampling import Sampling
 from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
 from quasar.testing.fakes import TableLM, TableSession, scripted
+from quasar.testing.running import examples
 from quasar.types import EMPTY_DRAFT, Draft
 from strategies import Case, cases
 
@@ -40,7 +41,7 @@ def test_sequences_driven_by_a_scheduler_say_what_each_says_alone():
     seen: Counter[str] = Counter()
 
     @given(st.lists(cases(), min_size=2, max_size=4), st.randoms(use_true_random=False))
-    @settings(max_examples=100)
+    @examples(100)
     def check(many: list[Case], order) -> None:
         running = [decoding_of(case) for case in many]
         outputs: list[list[int]] = [[] for _ in many]
@@ -171,7 +172,7 @@ def test_a_restarted_decoding_is_one_that_was_started_so():
     """Whatever it had decoded before, and whether its sessions can restart or not."""
 
     @given(cases(), cases(), st.integers(0, 3))
-    @settings(max_examples=100)
+    @examples(100)
     def check(first: Case, second: Case, n_steps: int) -> None:
         one = decoding_of(first)
         for _, _ in zip(range(n_steps), speculate(one), strict=False):

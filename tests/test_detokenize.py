@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
@@ -12,6 +12,7 @@ from quasar.loop.detokenize import IncrementalText, decode_tokens
 from quasar.loop.stop_strings import TextStream
 from quasar.loop.stopping import Stopping
 from quasar.testing.fakes import ByteTokenizer
+from quasar.testing.running import examples
 
 BYTE_PIECES = [b"a", b" b", b"\xe2", b"\x82", b"\xac", b"\xf0\x9f", b"\x91\x8d", b"\xff", b"\xe6\x97\xa5\xe6", b""]
 
@@ -69,7 +70,7 @@ def test_the_chunks_add_up_to_the_decoded_text_for_any_tokens_and_any_cuts(kind)
     tokenizer = TOKENIZERS[kind]
     seen = {"character across blocks": 0, "invalid bytes": 0}
 
-    @settings(max_examples=400)
+    @examples(400)
     @given(blocks_of(kind))
     def check(blocks):
         whole = decode_tokens(tokenizer, [token_id for block in blocks for token_id in block])
@@ -99,7 +100,7 @@ def test_a_stop_string_never_shows_whatever_the_blocks():
     tokenizer = ByteTokenizer([b"a", b"b", b"ab", b"\xe2\x82", b"\xac", b"aa", b"c"])
     seen = {"stopped": 0, "held back": 0}
 
-    @settings(max_examples=400)
+    @examples(400)
     @given(
         st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=8),
         st.lists(st.text("abc€", min_size=1, max_size=4), min_size=1, max_size=3),

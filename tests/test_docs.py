@@ -37,8 +37,6 @@ from quasar.testing import check_drafter, check_policy, check_quantizer, check_v
 from quasar.types import TokenLogprobs
 from test_testing import DRAFTERS, POLICIES, QUANTIZERS, VERIFIERS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "quasar"
@@ -194,6 +192,7 @@ def test_the_example_plugin_is_included_whole_and_short():
 
 BROKEN = {
     "the module raises when imported": "import a_module_that_is_not_installed",
+    "the package was made for other versions": "",
     "a hook's name is misspelt": "import quasar\n@quasar.hookimpl\ndef quasar_drafter(): return {}",
     "no function is marked with `hookimpl`": "def quasar_drafters(): return {}",
     "a method has other arguments": (
@@ -212,7 +211,10 @@ def test_the_faults_of_a_plugin_show_as_the_page_says(tmp_path, monkeypatch):
         place = tmp_path / str(number)
         info = place / "quasar_foo-0.1.0.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: quasar-foo\nVersion: 0.1.0\n")
+        needed = "<0.2" if did == "the package was made for other versions" else ""
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: quasar-foo\nVersion: 0.1.0\nRequires-Dist: quasar-decode{needed}\n"
+        )
         (info / "entry_points.txt").write_text(f"[quasar]\nfoo = quasar_foo_{number}\n")
         (place / f"quasar_foo_{number}.py").write_text(BROKEN[did])
         with monkeypatch.context() as patch:

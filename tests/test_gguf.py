@@ -25,8 +25,6 @@ from quasar.testing.models import random_prompt, tiny
 from quasar.weights.linear import QuantizedLinear
 from quasar.weights.provenance import source_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 OPTIONS = {
     "llama": {},
     "qwen2": {},

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from gguf_files import HALVES, ROUNDED, with_halves
 from quasar.quantizers.gguf.blocks import BLOCK_FORMATS, record_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RECORDED = sorted(BLOCK_FORMATS)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quasar import Pipeline
@@ -16,10 +16,9 @@ from quasar.kernels.reference import ReferenceKernel
 from quasar.quantizers.hqq import HqqQuantizer, quantize_hqq
 from quasar.registry.registry import default_registry
 from quasar.testing.models import random_prompt, tiny
+from quasar.testing.running import examples
 from quasar.weights.linear import QuantizedLinear
 from quasar.weights.record import QuantizedWeight
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
@@ -142,7 +141,7 @@ def grouped(out: int, groups: int, group_size: int, seed: int) -> QuantizedWeigh
     return QuantizedWeight(values, scales, torch.randn((out, groups), generator=generator), bits=4)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 70), st.integers(1, 5), st.sampled_from([8, 32]), st.integers(0, 999))
 def test_the_dense_kernel_equals_the_oracle_and_each_row_stands_alone(out, groups, group_size, seed):
     """Up to rounding the same product; bit by bit the same row in any of 16 widths, and with any leading shape."""

@@ -20,8 +20,6 @@ from quasar.verifiers.invariance import Fork, InvarianceReport, WidthReport, mea
 from test_parity import WidthDependent
 from toys import word_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 CONFIG = {"model": "a/model", "quantizer": "w8a8", "strict": False, "dtype": None, "threads": 1}
 REPORT = InvarianceReport(

@@ -14,8 +14,6 @@ from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.models import tiny
 from quasar.weights.linear import QuantizedLinear
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -18,8 +18,6 @@ from quasar.kernels.torch_int8 import TorchInt8Kernel, needs_split
 from quasar.weights.activations import quantize_rows
 from quasar.weights.record import QuantizedWeight, quantize_symmetric
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SPLITS = [None, True] + ([] if needs_split() else [False])
 """Two 7-bit rows an activation are exact on every CPU, one 8-bit row on those with the instructions for it."""
 

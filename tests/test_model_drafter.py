@@ -21,8 +21,6 @@ from quasar.types import Draft
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from test_models_tiny import WatchedVerifier
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 N = 60
 TOKENS = ("<eos>", "<unk>", *(f"w{i}" for i in range(2, 60)))
 EXACT = {"max_new_tokens": N, "eos_token_id": None}

@@ -27,8 +27,6 @@ from quasar.testing.models import FAMILIES, VOCAB_SIZE, WINDOWED, greedy, random
 from quasar.types import EMPTY_DRAFT, Draft
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 N = 40
 STEPS = {
     (k, bad): steps

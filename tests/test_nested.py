@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quasar import Pipeline
@@ -25,6 +25,7 @@ from quasar.policies.rejection import RejectionPolicy
 from quasar.quantizers.none import NoQuantizer
 from quasar.testing.fakes import TableLM
 from quasar.testing.models import VOCAB_SIZE, greedy, random_prompt, tiny
+from quasar.testing.running import examples
 from quasar.types import Verification
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar.weights.layers import linear_layers
@@ -50,7 +51,7 @@ def test_a_cascade_gives_the_tokens_of_the_outer_target(temperature):
     """Two and three levels, any margin that ends a block, any stops inside a block that is rejected."""
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=400)
+    @examples(400)
     @given(
         cases(),
         st.integers(1, 6),

@@ -32,8 +32,6 @@ from quasar.testing.fakes import TableLM, scripted
 from quasar.types import Verdict
 from toys import CHAT_TEMPLATE, WORDS, table_lm, tiny_llama, toy_pipeline, word_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPT = "the cat sat"
 PROMPT_IDS = [WORDS.index(word) for word in PROMPT.split()]
 DRAFTERS = {
@@ -59,6 +57,11 @@ def counted(result):
     """The same and what it took: a drafter that mixes sequences up changes no token, but guesses worse."""
     names = ("steps", "drafted_tokens", "accepted_tokens", "acceptance_by_position")
     return content(result), [result.stats[name] for name in names]
+
+
+def unchanged(input_ids, scores):
+    """A logits processor that does nothing."""
+    return scores
 
 
 def forbid(*token_ids):
@@ -236,7 +239,7 @@ def test_a_setting_that_cannot_be_honoured_is_refused_before_anything_runs(setti
         {"seed": -(2**70)},
         {"logprobs": 3},
         {"logits_processors": ()},
-        {"logits_processors": lambda input_ids, scores: scores},
+        {"logits_processors": unchanged},
         {
             "top_k": None,
             "top_p": None,
@@ -251,7 +254,7 @@ def test_a_setting_that_cannot_be_honoured_is_refused_before_anything_runs(setti
         {"stop": ()},
         {"raw": True},
     ],
-    ids=str,
+    ids=lambda settings: str(settings).replace(str(unchanged), "unchanged"),
 )
 def test_settings_without_effect_on_greedy_output_are_accepted(settings):
     """They change nothing, and None means none."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import quasar
 from quasar.errors import PluginError, UnknownStrategyError
 from quasar.registry.plugins import LIMIT_VARIABLE, LoadedPlugin, load_plugins
 from quasar.registry.registry import Registry, default_registry
@@ -57,6 +58,7 @@ class Site:
         version: str = "1.0",
         folder: str = "site",
         metadata: bool = True,
+        requires: tuple[str, ...] = (),
     ) -> None:
         """Install one module, named like the distribution; its entry point is the last word of that name."""
         path, module = self.folder(folder), distribution.replace("-", "_")
@@ -65,6 +67,7 @@ class Site:
         info.mkdir()
         if metadata:
             text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+            text += "".join(f"Requires-Dist: {line}\n" for line in requires)
             (info / "METADATA").write_text(text, encoding="utf-8")
         lines = [f"{name} = {value}" for name, value in (entry_points or {distribution.split("-")[-1]: module}).items()]
         (info / "entry_points.txt").write_text("\n".join(["[quasar]", *lines]), encoding="utf-8")
@@ -189,6 +192,51 @@ def test_a_distribution_without_metadata_does_not_take_the_others_down(site):
         half.errors[0]
     )
     assert names(loaded()["acme-aaa"]) == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "asked"),
+    [
+        ("quasar-decode<0.1", "<0.1"),
+        ("Quasar_Decode (>=99,<100)", "<100,>=99"),
+        ("quasar-decode[gguf]>=99", ">=99"),
+        ('quasar-decode>=99; python_version >= "3"', ">=99"),
+    ],
+)
+def test_a_plugin_made_for_other_versions_is_not_loaded_and_says_which(site, requirement, asked):
+    """What it asks for, what is there, what would do; it is not even imported, and a name of its own raises that."""
+    site.install("acme-other", "raise SystemExit('imported')", requires=("attrs", requirement))
+    site.install("acme-zzz", drafters("last"))
+    plugins = loaded()
+    (error,) = plugins["acme-other"].errors
+    assert str(error) == (
+        f"plug-in acme-other 1.0 [other] needs quasar-decode{asked}; this is quasar-decode {quasar.__version__}: "
+        "install a version of acme-other that fits it"
+    )
+    assert "acme_other" not in sys.modules
+    assert names(plugins["acme-zzz"]) == ["last"]
+    registry = Registry(load_plugins())
+    assert registry.problems() == [str(error)]
+    with pytest.raises(PluginError, match="needs quasar-decode"):
+        registry.build("drafter", "other")
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    [
+        "quasar-decode",
+        f"quasar-decode>={quasar.__version__}",
+        f"quasar-decode=={quasar.__version__}",
+        'quasar-decode>=99; extra == "future"',
+        'quasar-decode>=99; python_version < "3"',
+        "quasar-decode-extras>=99",
+        "quasar-decode >= ninety-nine",
+    ],
+)
+def test_a_plugin_that_fits_is_loaded(site, requirement):
+    """Also one that names no versions, or names them only for an extra or another Python."""
+    site.install("acme-fits", drafters("fine"), requires=(requirement,))
+    assert names(loaded()["acme-fits"]) == ["fine"]
 
 
 def test_an_interrupt_is_no_fault_of_a_plugin(site):

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import find, given, settings
+from hypothesis import find, given
 from hypothesis import strategies as st
 
 from quasar.errors import InvalidRequestError, PluginError
@@ -21,6 +21,7 @@ from quasar.policies.greedy import GreedyPolicy
 from quasar.policies.margin import MarginPolicy
 from quasar.policies.rejection import RejectionPolicy
 from quasar.policies.typical import TypicalPolicy
+from quasar.testing.running import examples
 from quasar.types import EMPTY_DRAFT, Draft, Verdict, Verification
 
 V = 3
@@ -116,7 +117,7 @@ def test_what_is_emitted_has_exactly_the_targets_distribution(emitted_by, k, det
     """For every draft outcome, added up: the target's joint distribution to 1e-12, and rejections do occur."""
     seen = Counter()
 
-    @settings(max_examples=40)
+    @examples(40)
     @given(st.data())
     def check(data):
         target, drafter = Tree(data.draw), Tree(data.draw)
@@ -139,7 +140,7 @@ def test_block_verification_keeps_no_fewer_tokens_than_rejection():
     """Expected accepted tokens: block ≥ token by token, more for some pair, equal for deterministic drafts."""
     gained = 0
 
-    @settings(max_examples=60)
+    @examples(60)
     @given(st.data())
     def check(data):
         nonlocal gained
@@ -170,7 +171,7 @@ def test_the_enumeration_finds_a_wrong_residual(bug):
         target, drafter = (lambda context, row=row: row for row in pair)
         return error_of(bug(target, drafter), target, 1) > 1e-3
 
-    find(st.tuples(distributions(), distributions()), shows, settings=settings(max_examples=500))
+    find(st.tuples(distributions(), distributions()), shows, settings=examples(500))
 
 
 CASE = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     ForcedEOSTokenLogitsProcessor,
@@ -29,6 +29,7 @@ from quasar.pipeline.pipeline import Pipeline
 from quasar.policies.coupled import CoupledPolicy
 from quasar.testing.fakes import TableLM, scripted
 from quasar.testing.models import greedy, random_prompt, tiny
+from quasar.testing.running import examples
 from quasar.types import Draft, Verification
 from strategies import Case, cases
 from test_decode import run, tokens_of
@@ -89,7 +90,7 @@ def test_processed_output_is_that_of_plain_decoding(kind, temperature):
     """Token-identical for any drafter; the processors do change the output, and drafts are accepted under them."""
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=150)
+    @examples(150)
     @given(cases(), st.integers(0, 1000))
     def check(case: Case, seed: int) -> None:
         sampling = Sampling(temperature=temperature, seed=seed)
@@ -176,7 +177,7 @@ def test_a_shared_state_would_be_found():
     """With the planted bug some case differs from plain decoding, so the property can fail."""
     differs = 0
 
-    @settings(max_examples=100)
+    @examples(100)
     @given(cases())
     def check(case: Case) -> None:
         nonlocal differs

@@ -22,8 +22,6 @@ from quasar.testing.models import FAMILIES, VOCAB_SIZE, greedy, random_prompt, t
 from quasar.weights.layers import linear_layers, replace_module
 from quasar.weights.linear import QuantizedLinear
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CALIBRATION = [torch.tensor([random_prompt(40, seed=seed)]) for seed in (7, 8)]
 
 model_of = functools.cache(tiny)

@@ -15,8 +15,6 @@ from quasar.loop.sampling import Sampling
 from quasar.pipeline.pipeline import Pipeline
 from quasar.types import Verification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TARGET, INNER = (0.5, 0.5), (0.9, 0.1)
 LENGTH = 3
 N = 2500

@@ -16,8 +16,6 @@ from quasar.testing.models import random_prompt, tiny
 from quasar.testing.running import run_settings
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TARGETS = {
     "table": lambda: TableLM(30, levels=60),
     "llama": lambda: CausalLMVerifier(tiny("llama")),

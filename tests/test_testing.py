@@ -34,9 +34,6 @@ from quasar.testing.fakes import TableSession
 from quasar.types import Draft, Verdict, Verification
 from quasar.weights.layers import check_finite, linear_layers, replace_module, structure_copy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # --- drafters -------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -28,14 +28,13 @@ from quasar.quantizers.w8a8.shifting import shift_norm
 from quasar.registry.registry import default_registry
 from quasar.testing.models import random_prompt, tiny
 from quasar.testing.quantizers import check_quantizer
+from quasar.testing.running import examples
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar.weights.activations import round_inputs
 from quasar.weights.layers import Layer, linear_layers
 from quasar.weights.linear import QuantizedLinear
 from quasar.weights.record import QuantizedWeight, quantize_symmetric
 from quasar.weights.shifted_norm import ShiftedNorm
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CALIBRATION = [torch.tensor([random_prompt(40, seed=seed)]) for seed in (7, 8)]
 
@@ -69,7 +68,7 @@ def test_every_mode_keeps_the_protocol(spec):
 # Groups
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(1, 12), st.integers(1, 4), st.sampled_from([8, 16]), st.integers(0, 999))
 def test_a_scale_for_each_group_errs_no_more_than_one_for_the_row(out, groups, size, seed):
     """No value lies further from its integer than half the smaller scale."""
@@ -134,7 +133,7 @@ class Holder(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
 @given(seed=st.integers(0, 999))
-@settings(max_examples=20)
+@examples(20)
 @torch.no_grad()
 def test_a_shift_is_undone_exactly_by_the_bias_of_the_consumer(norm, dtype, seed):
     """In bfloat16 too: what is folded is the shift as the norm's bias holds it."""
@@ -207,7 +206,7 @@ def group_of(seed: int, *, outs: tuple[int, ...] = (12, 6), size: int = 16) -> G
     return Group("norm", nn.LayerNorm(size), consumers, range=Range.of(inputs), samples=[inputs[:25], inputs[25:]])
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 9999), st.sampled_from([-1, 8]), st.booleans(), st.booleans())
 @torch.no_grad()
 def test_the_searched_strength_errs_no_more_than_any_fixed_one(seed, group_size, static, shifted):
@@ -355,7 +354,7 @@ def test_without_prompts_or_a_word_about_what_was_rounded_there_is_no_measuremen
         measure_sensitivity(model_of("llama"), Silent(), CALIBRATION)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 999), st.floats(1e-4, 3))
 def test_the_divergence_is_that_of_the_definition(seed, size):
     """In float64 by Σ p·(log p − log q); a tiny one does not drown in rounding."""

@@ -11,7 +11,7 @@ from quasar.types import Chunk, Draft, GenerationResult, Verdict, Verification
 if TYPE_CHECKING:
     from quasar.pipeline.pipeline import Pipeline
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Chunk", "Draft", "GenerationResult", "Pipeline", "Verdict", "Verification", "hookimpl"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quasar.errors import InvalidRequestError, NumericalError
@@ -107,7 +107,6 @@ def test_the_record_holds_integers_of_four_bits_and_their_zero_points(version):
     assert torch.equal(record.scales, scales.float())
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 4), st.sampled_from([1, 3, 8]), st.integers(0, 999))
 def test_gemm_packs_eight_columns_in_this_order(blocks, groups, length, seed):
     """Four bits from the lowest on hold columns 0, 2, 4, 6, 1, 3, 5, 7; any shape, and the whole row as a group."""

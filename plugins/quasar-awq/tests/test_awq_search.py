@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quasar.errors import NumericalError
 from quasar.testing.models import random_prompt, tiny
+from quasar.testing.running import examples
 from quasar.weights.layers import linear_layers
 from quasar_awq.rounding import Grid
 from quasar_awq.samples import Reservoir, sample_in_turns, sample_inputs
@@ -44,7 +45,7 @@ def after(weight: torch.Tensor, scales: torch.Tensor, grid: Grid) -> torch.Tenso
 # Rounding
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(grids(), st.integers(0, 999), st.sampled_from([0.0, 3.0, -3.0]))
 def test_what_a_search_tries_is_what_the_record_maps_back_to(grid, seed, shift):
     """Rounded to the nearest of the grid, integers within their bits, zero exact; also for groups of one sign."""
@@ -76,7 +77,7 @@ def test_a_group_is_rounded_as_worked_out_by_hand():
 # Scales
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(grids(), st.integers(1, 40), st.integers(0, 999))
 def test_the_searched_scale_is_never_worse_than_no_scaling(grid, n, seed):
     """On the objective: the squared error of the outputs of all layers that share the input."""
@@ -87,7 +88,7 @@ def test_the_searched_scale_is_never_worse_than_no_scaling(grid, n, seed):
     assert searched <= plain * 1.001 + 1e-9
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(grids(), st.sampled_from([3, 16, 40]), st.integers(0, 999))
 def test_the_objective_is_the_error_of_the_outputs(grid, n, seed):
     """For fewer rows than channels and more, over several layers, whatever the number of rows tried at once."""
@@ -140,7 +141,7 @@ def test_a_channel_with_large_inputs_is_scaled_up():
 # Clipping
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(grids(), st.sampled_from([2, 8, 40]), st.integers(0, 999))
 def test_each_group_gets_the_best_of_the_limits_that_are_tried(grid, n, seed):
     """Compared with trying all of them one group of one row at a time, by outputs; so it is never worse than none."""
@@ -169,7 +170,7 @@ def test_a_weight_that_no_input_needs_is_clipped_and_nothing_is_where_nothing_is
 # Samples
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 20))
 def test_a_reservoir_holds_rows_that_were_added_and_no_more_than_its_size(lengths, size):
     """All while there is room; each once; the same at every run."""

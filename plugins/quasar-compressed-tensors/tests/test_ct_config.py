@@ -7,13 +7,14 @@ import re
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_by_the_library import make_checkpoint
 from torch import nn
 
 from quasar.errors import InvalidRequestError, NumericalError
 from quasar.testing.models import tiny
+from quasar.testing.running import examples
 from quasar_compressed_tensors.checkpoint import CompressedTensorsCheckpoint
 from quasar_compressed_tensors.schemes import Schemes
 
@@ -47,7 +48,7 @@ PATTERNS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(PATTERNS.filter(bool), PATTERNS.filter(bool), PATTERNS)
 def test_each_layer_has_the_scheme_that_the_library_gives_it(first, second, ignore):
     """Names, patterns and classes, two groups that may overlap, and a list of what to ignore."""

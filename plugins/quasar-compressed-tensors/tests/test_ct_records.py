@@ -8,10 +8,11 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_by_the_library import extremes, make_checkpoint
 
+from quasar.testing.running import examples
 from quasar.weights.activations import round_inputs
 from quasar_compressed_tensors.checkpoint import CompressedTensorsCheckpoint
 
@@ -60,7 +61,7 @@ def test_all_layers_map_back_to_what_the_library_decompresses(tmp_path, scheme, 
         assert (record.zero_points is None) == weights.get("symmetric", True)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     bits=st.integers(1, 8),
     strategy=st.sampled_from(["tensor", "channel", "group"]),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quasar.errors import InvalidRequestError, NumericalError
+from quasar.testing.running import examples
 from quasar_gptq.checkpoint import GptqFormat
 from quasar_gptq.packing import unpack
 
-quick = settings(deadline=None, max_examples=60)
+quick = examples(60)
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:

@@ -18,18 +18,7 @@ from quasar_gptq.observing import blocks_of, observe_in_turn
 from quasar_gptq.quantizer import GptqQuantizer
 from quasar_gptq.solver import quantize_gptq
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CALIBRATION = [torch.tensor([random_prompt(length, seed=length)]) for length in (40, 24, 33)]
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Many tiny operations, which a second thread only delays."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n)
 
 
 @pytest.mark.parametrize(

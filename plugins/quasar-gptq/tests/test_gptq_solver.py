@@ -6,14 +6,15 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from quasar.testing.running import examples
 from quasar.weights.record import QuantizedWeight
 from quasar_gptq import solver
 from quasar_gptq.solver import inverse_factor, quantize_gptq
 
-slow = settings(deadline=None, max_examples=40)
+slow = examples(40)
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Third-party packages: find, then load, then validate; one broken package never takes the others down.
 
-Finding reads metadata only. Loading imports the module an entry point names; whatever it raises is kept as the cause.
-Validating registers each of its hooks with a pluggy manager of its own, so that each result and each error has an
-origin: a hook that does not exist, an argument it does not take, a value that is no ``{name: factory}``. What is sound
-beside a fault is kept, and every fault is told.
+Finding reads metadata only, and a package that was made for other versions of Quasar is not loaded. Loading imports
+the module an entry point names; whatever it raises is kept as the cause. Validating registers each of its hooks with a
+pluggy manager of its own, so that each result and each error has an origin: a hook that does not exist, an argument it
+does not take, a value that is no ``{name: factory}``. What is sound beside a fault is kept, and every fault is told.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from quasar.errors import PluginError
 from quasar.protocols import AcceptancePolicy, Bindable, CheckpointFormat, Drafter, Kernel, Quantizer, Verifier
 from quasar.registry import builtins, hookspecs
 from quasar.registry.hookspecs import Factory
+from quasar.registry.requirements import OWN_DISTRIBUTION, misfit
 from quasar.registry.signatures import check_class
 
 ENTRY_POINT_GROUP = "quasar"
@@ -76,7 +77,7 @@ def load_plugins() -> tuple[LoadedPlugin, ...]:
     The environment variable ``QUASAR_PLUGINS`` limits third-party plug-ins to the entry points or distributions it
     names, separated by commas; set to nothing, it lets none load.
     """
-    own = Origin("quasar-decode", _own_version(), "builtins")
+    own = Origin(OWN_DISTRIBUTION, _own_version(), "builtins")
     return (_examined(builtins, own), *map(_load, _find()))
 
 
@@ -116,6 +117,10 @@ def normalized(name: str) -> str:
 def _load(entry_point: metadata.EntryPoint) -> LoadedPlugin:
     version = (entry_point.dist.version if entry_point.dist else None) or "?"
     origin = Origin(_distribution_of(entry_point), version, entry_point.name)
+    if reason := misfit(entry_point.dist.requires if entry_point.dist else None, _own_version()):
+        # Not loaded: what it imports, or what it implements, may be another thing by now.
+        message = f"plug-in {origin} {reason}: install a version of {origin.distribution} that fits it"
+        return LoadedPlugin(origin, errors=(PluginError(message),))
     try:
         plugin = entry_point.load()
     except KeyboardInterrupt:

@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
+_TIMES = {"quick": 1, "thorough": 10}
+"""How many times the examples that a property asks for each profile draws."""
+
 
 class ConformanceError(AssertionError):
     """A strategy does not keep what its protocol says; the message names the rule and what was seen."""
@@ -24,10 +27,32 @@ def require(condition: bool, message: str) -> None:
         raise ConformanceError(message)
 
 
-def run_settings(examples: int) -> settings:
-    """The same examples in every run, and no limit of time: a busy machine is no fault of the code."""
+def load_profile(name: str) -> None:
+    """Load the hypothesis profile ``quick``, or ``thorough``, which draws ten times as many examples.
+
+    Both draw the same examples in every run and know no limit of time: a busy machine is no fault of the code.
+    """
+    for profile, times in _TIMES.items():
+        settings.register_profile(
+            profile,
+            max_examples=60 * times,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+    settings.load_profile(name)
+
+
+def examples(n: int) -> settings:
+    """Decorator of a property: it is tried on ``n`` examples, in the profile ``thorough`` on ten times as many."""
+    return settings(max_examples=n * _TIMES.get(settings.get_current_profile_name(), 1))
+
+
+def run_settings(n: int) -> settings:
+    """The same ``n`` examples in every run (:func:`examples`), without limit of time, with one failure reported."""
     return settings(
-        max_examples=examples,
+        examples(n),
         derandomize=True,
         database=None,
         deadline=None,
@@ -36,15 +61,15 @@ def run_settings(examples: int) -> settings:
     )
 
 
-def for_all(examples: int, *strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
-    """Decorator: run a property over ``examples`` draws now, and raise the smallest failure.
+def for_all(n: int, *strategies: SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
+    """Decorator: run a property over ``n`` draws now, and raise the smallest failure.
 
     A failure that does not occur again with the same draw is a :class:`ConformanceError` too: something is remembered.
     """
 
     def run(check: Callable[..., None]) -> None:
         try:
-            run_settings(examples)(given(*strategies)(check))()
+            run_settings(n)(given(*strategies)(check))()
         except Flaky as error:
             raise ConformanceError(
                 f"{check.__name__.replace('_', ' ')}: not when it is tried again in the same way, so something of an "

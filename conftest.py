@@ -1,4 +1,4 @@
-"""Fixtures for all tests. No test sees third-party plug-ins unless it asks for them."""
+"""Fixtures for all tests, those of the plug-ins too. No test sees third-party plug-ins unless it asks for them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ os.environ["QUASAR_PLUGINS"] = ""
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 from quasar.commands import cli
+from quasar.testing.running import load_profile
 
-# A busy machine is no fault of the code: nothing here may depend on how long an example takes.
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("dev", UNHURRIED, derandomize=True, max_examples=60)
-settings.register_profile("ci", UNHURRIED, derandomize=True, max_examples=200)
-settings.register_profile("deep", UNHURRIED, max_examples=5000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
-torch.set_num_threads(2)
+# Most tests are many tiny operations, which a second thread only delays; and several processes run tests at once.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -33,13 +29,12 @@ def smollm2():
     return load_model("smollm2")
 
 
-@pytest.fixture(scope="module")
-def one_thread():
-    """For tests of many tiny operations, which a second thread only delays: tenfold, where other programs run."""
-    n = torch.get_num_threads()
-    torch.set_num_threads(1)
+@pytest.fixture
+def two_threads():
+    """For tests of what PyTorch does on more than one thread; all others have one."""
+    torch.set_num_threads(2)
     yield
-    torch.set_num_threads(n)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

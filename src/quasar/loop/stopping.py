@@ -14,6 +14,7 @@ from typing import Any
 from quasar.errors import InvalidRequestError
 from quasar.loop.detokenize import IncrementalText
 from quasar.loop.stop_strings import StopStrings, checked_stops
+from quasar.options import integer
 from quasar.types import Emission, FinishReason
 
 Criterion = Callable[[Sequence[int]], bool]
@@ -44,8 +45,7 @@ class Stopping:
         criteria: Sequence[Criterion] = (),
         text: IncrementalText | None = None,
     ) -> None:
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise InvalidRequestError(f"max_new_tokens={max_new_tokens!r}: give an integer of at least 1")
+        integer(at_least=1).check("max_new_tokens", max_new_tokens)
         self._max_new_tokens = max_new_tokens
         self._eos_token_ids = frozenset(as_token_ids(eos_token_ids))
         self._criteria = tuple(criteria)

@@ -10,6 +10,7 @@ import attrs
 from quasar.errors import InvalidRequestError
 from quasar.loop.stop_strings import checked_stops
 from quasar.loop.stopping import Criterion, as_token_ids
+from quasar.options import Expectation, flag, integer, number, optional, plain_number
 from quasar.pipeline.prompts import ChatFormat
 
 if TYPE_CHECKING:
@@ -50,19 +51,26 @@ def _as_tuple(values: Any) -> tuple[Any, ...]:
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
 
 
+def _as_stops(stop: Any) -> tuple[str, ...]:
+    return checked_stops(_as_tuple(stop))
+
+
 def _as_ids(token_ids: Any) -> Any:
-    return token_ids if isinstance(token_ids, str) or token_ids is None else as_token_ids(token_ids)
+    is_said = token_ids is None or (isinstance(token_ids, str) and token_ids == "model")
+    return token_ids if is_said else as_token_ids(token_ids)
 
 
-def _plain_number(value: Any) -> Any:
-    """A number of numpy, or of a tensor that holds one, as Python's own; anything else as it is."""
-    if isinstance(value, bool | int | float | str) or not hasattr(value, "item"):
-        return value
-    return value.item() if getattr(value, "size", 1) == 1 or getattr(value, "ndim", 1) == 0 else value
+def _check_criteria(request: Any, attribute: Any, criteria: tuple[Any, ...]) -> None:
+    for criterion in criteria:
+        if not callable(criterion):
+            raise InvalidRequestError(
+                f"stopping_criteria: {criterion!r} is not callable; give functions of the list of new tokens, or "
+                "transformers' StoppingCriteria"
+            )
 
 
-def _numeric(default: float | None) -> Any:
-    return attrs.field(default=default, converter=_plain_number)
+def _number(default: float | None, expectation: Expectation) -> Any:
+    return attrs.field(default=default, converter=plain_number, validator=expectation)
 
 
 @attrs.frozen(kw_only=True)
@@ -97,22 +105,24 @@ class Request:
         template_options: Variables for the chat template, such as ``{"enable_thinking": False}``.
     """
 
-    max_new_tokens: int = _numeric(128)
-    temperature: float = _numeric(0.0)
-    top_k: int | None = _numeric(None)
-    top_p: float | None = _numeric(None)
-    min_p: float | None = _numeric(None)
-    repetition_penalty: float | None = _numeric(None)
-    no_repeat_ngram_size: int | None = _numeric(None)
-    min_new_tokens: int | None = _numeric(None)
+    max_new_tokens: int = _number(128, integer(at_least=1))
+    temperature: float = _number(0.0, number(at_least=0))
+    top_k: int | None = _number(None, optional(integer(at_least=1)))
+    top_p: float | None = _number(None, optional(number(above=0, at_most=1)))
+    min_p: float | None = _number(None, optional(number(at_least=0, at_most=1)))
+    repetition_penalty: float | None = _number(None, optional(number(above=0)))
+    no_repeat_ngram_size: int | None = _number(None, optional(integer(at_least=1)))
+    min_new_tokens: int | None = _number(None, optional(integer(at_least=0)))
     logits_processors: tuple[Processor, ...] = attrs.field(default=(), converter=_as_tuple)
-    logprobs: int | None = _numeric(None)
-    stop: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
-    seed: int = _numeric(0)
-    stopping_criteria: tuple[Criterion | StoppingCriteria, ...] = attrs.field(default=(), converter=_as_tuple)
+    logprobs: int | None = _number(None, optional(integer(at_least=0)))
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_as_stops)
+    seed: int = _number(0, integer())
+    stopping_criteria: tuple[Criterion | StoppingCriteria, ...] = attrs.field(
+        default=(), converter=_as_tuple, validator=_check_criteria
+    )
     eos_token_id: int | tuple[int, ...] | Literal["model"] | None = attrs.field(default="model", converter=_as_ids)
-    skip_special_tokens: bool = True
-    raw: bool = False
+    skip_special_tokens: bool = attrs.field(default=True, validator=flag())
+    raw: bool = attrs.field(default=False, validator=flag())
     tools: Sequence[Any] | None = None
     template_options: Mapping[str, Any] = attrs.field(factory=dict)
 
@@ -162,8 +172,7 @@ class Request:
         Raises:
             InvalidRequestError: n is no positive integer, or all would give the same greedy output.
         """
-        if not _is_integer(n) or n < 1:
-            raise InvalidRequestError(f"num_return_sequences={n!r}: give an integer of at least 1, or None")
+        optional(integer(at_least=1)).check("num_return_sequences", n)
         if n > 1 and self.temperature == 0:
             raise InvalidRequestError(
                 f"num_return_sequences={n} at temperature 0 would return one output {n} times; give a temperature"
@@ -181,65 +190,11 @@ class Request:
         for name in settings:
             if name not in known:
                 raise InvalidRequestError(f"there is no setting {name!r}; settings: {', '.join(known)}")
-        request = cls(**settings)
-        request._check()
-        return request
+        return cls(**settings)
 
-    def _check(self) -> None:
-        if not _is_integer(self.max_new_tokens) or self.max_new_tokens < 1:
-            raise InvalidRequestError(f"max_new_tokens={self.max_new_tokens!r}: give an integer of at least 1")
-        for name in ("skip_special_tokens", "raw"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name}={getattr(self, name)!r}: give True or False")
+    def __attrs_post_init__(self) -> None:
         self.chat_format.check()
-        self._check_stops()
-        self._check_sampling()
-        self._check_processors()
-
-    def _check_processors(self) -> None:
-        penalty = self.repetition_penalty
-        if penalty is not None and (not _is_number(penalty) or not 0 < penalty < float("inf")):
-            raise InvalidRequestError(f"repetition_penalty={penalty!r}: give a number above 0, or None")
-        for name, least in (("no_repeat_ngram_size", 1), ("min_new_tokens", 0)):
-            value = getattr(self, name)
-            if value is not None and (not _is_integer(value) or value < least):
-                raise InvalidRequestError(f"{name}={value!r}: give an integer of at least {least}, or None")
         if self.min_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise InvalidRequestError(
                 f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}"
             )
-
-    def _check_stops(self) -> None:
-        checked_stops(self.stop)
-        for criterion in self.stopping_criteria:
-            if not callable(criterion):
-                raise InvalidRequestError(
-                    f"stopping_criteria: {criterion!r} is not callable; give functions of the list of new tokens, or "
-                    "transformers' StoppingCriteria"
-                )
-        if isinstance(self.eos_token_id, str) and self.eos_token_id != "model":
-            raise InvalidRequestError(
-                f"eos_token_id={self.eos_token_id!r}: give an integer, several, None for none, or 'model'"
-            )
-
-    def _check_sampling(self) -> None:
-        if not _is_number(self.temperature) or not 0 <= self.temperature < float("inf"):
-            raise InvalidRequestError(f"temperature={self.temperature!r}: give a number of at least 0")
-        if not _is_integer(self.seed):
-            raise InvalidRequestError(f"seed={self.seed!r}: give an integer")
-        if self.top_k is not None and (not _is_integer(self.top_k) or self.top_k < 1):
-            raise InvalidRequestError(f"top_k={self.top_k!r}: give an integer of at least 1, or None")
-        if self.top_p is not None and (not _is_number(self.top_p) or not 0 < self.top_p <= 1):
-            raise InvalidRequestError(f"top_p={self.top_p!r}: give a number above 0 and up to 1, or None")
-        if self.min_p is not None and (not _is_number(self.min_p) or not 0 <= self.min_p <= 1):
-            raise InvalidRequestError(f"min_p={self.min_p!r}: give a number from 0 to 1, or None")
-        if self.logprobs is not None and (not _is_integer(self.logprobs) or self.logprobs < 0):
-            raise InvalidRequestError(f"logprobs={self.logprobs!r}: give an integer of at least 0, or None")
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

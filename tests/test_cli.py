@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 import quasar
+from quasar.checkpoints.context import declared_context
+from quasar.checkpoints.places import context_of
 from quasar.commands import cli, console
 from quasar.pipeline.pipeline import Pipeline
 from quasar.testing.fakes import TableLM
@@ -181,6 +184,10 @@ MISTAKES = {
     "option": (["generate", "x", "--drafter", "ngram:kk=5"], "has no option 'kk'; its options: k, max_n, min_n"),
     "option value": (["generate", "x", "--drafter", "ngram:k=0"], "ngram: k=0, expected an integer of at least 1"),
     "verifier option": (["generate", "x", "--verifier", "causal_lm:k=1"], "has no option 'k'; its options: strict"),
+    "verifier value": (
+        ["generate", "x", "--verifier", "causal_lm:strict=5"],
+        "causal_lm: strict=5, expected true or false",
+    ),
     "spec": (["generate", "x", "--drafter", "ngram:k"], "'k' in 'ngram:k' is not option=value"),
     "calibration": (["generate", "x", "--calibration", "nowhere.txt"], "cannot be read from nowhere.txt"),
 }
@@ -194,6 +201,65 @@ def test_a_mistake_is_one_line_and_status_2_before_any_model_is_loaded(quasar_co
     assert err.startswith("quasar: ")
     assert err.count("\n") == 1
     assert message in err
+
+
+def gguf_header(**values: int) -> bytes:
+    """The beginning of a GGUF file: an array of strings and some numbers, then the values."""
+    strings = b"".join(struct.pack("<Q", len(text)) + text for text in (b"one", b"", b"three"))
+    parts = [(b"general.tags", 9, struct.pack("<IQ", 8, 3) + strings)]
+    parts += [(b"general.sizes", 9, struct.pack("<IQ3H", 2, 3, 1, 2, 3)), (b"general.ok", 7, b"\x01")]
+    parts += [(b"general.name", 8, struct.pack("<Q", 2) + b"it")]
+    parts += [(name.replace("_", ".", 1).encode(), 4, struct.pack("<I", value)) for name, value in values.items()]
+    written = b"".join(
+        struct.pack("<Q", len(key)) + key + struct.pack("<I", kind) + value for key, kind, value in parts
+    )
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(parts)) + written
+
+
+@pytest.mark.parametrize(
+    ("files", "model", "limit"),
+    [
+        ({"config.json": b'{"max_position_embeddings": 512}'}, ".", 512),
+        ({"config.json": b'{"text_config": {"max_position_embeddings": 256}}'}, ".", 256),
+        ({"config.json": b'{"max_position_embeddings": 64, "rope_scaling": {"factor": 4.0}}'}, ".", 256),
+        ({"it.gguf": gguf_header(llama_block_count=2, llama_context_length=1024)}, "it.gguf", 1024),
+    ],
+)
+def test_a_budget_beyond_the_context_is_refused_before_the_model_is_loaded(
+    quasar_command, no_model, tmp_path, monkeypatch, files, model, limit
+):
+    """The model's files say how long a sequence it takes; the weights are not needed for that."""
+    monkeypatch.setattr("quasar.checkpoints.places._check_readers", lambda: None)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    arguments = ["generate", "x", "-m", str(tmp_path / model)]
+    status, out, err = quasar_command(*arguments, "-n", str(limit))
+    assert (status, out) == (2, "")
+    assert err == f"quasar: max_new_tokens={limit}, but the model's context is {limit}, prompt included\n"
+    with pytest.raises(pytest.fail.Exception, match="a model was loaded"):
+        quasar_command(*arguments, "-n", str(limit - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", b"{"),
+        ("config.json", b"[]"),
+        ("config.json", b"{}"),
+        ("it.gguf", b""),
+        ("it.gguf", b"PK"),
+        ("it.gguf", gguf_header()[:-3]),
+        ("it.gguf", gguf_header(llama_block_count=2)),
+    ],
+)
+def test_a_file_that_says_nothing_of_the_context_is_left_to_whoever_loads_it(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert declared_context(str(tmp_path), name if name == "it.gguf" else None) is None
+
+
+@pytest.mark.real_model
+def test_the_demo_model_says_how_long_its_context_is():
+    assert context_of("smollm2") == 8192
 
 
 @pytest.mark.parametrize(

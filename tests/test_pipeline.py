@@ -1121,7 +1121,7 @@ def test_a_drafter_is_told_whether_its_probabilities_are_judged(policy, wants_pr
         ),
         (None, {}, "from_model takes a transformers model that is loaded, got None"),
         ("tiny", {"strict": "no"}, "strict='no'; expected true or false"),
-        ("tiny", {"verifier": "causal_lm:strict=2"}, "strict=2; expected true or false"),
+        ("tiny", {"verifier": "causal_lm:strict=2"}, "strict=2, expected true or false"),
         ("tiny", {"calibration": 5}, "calibration=5; give a file, a list of prompts, or None"),
         ("tiny", {"policy": "margin:margin=x"}, "margin='x', expected a number from 0 to 1"),
         ("tiny", {"policy": "margin:margin=nan"}, "margin=nan, expected a number from 0 to 1"),

@@ -282,3 +282,30 @@ class Ranked(Protocol):
     def refuses(self, model: PreTrainedModel) -> str | None:
         """Why it should not run ``model``, found out quickly and without running it; ``None`` if it should."""
         ...
+
+
+class ChecksOptions(Protocol):
+    """A factory of verifiers that refuses the values of its options before there is a model.
+
+    Usually the verifier's class, with ``check_options`` as a static method that takes the same options by name.
+    """
+
+    def check_options(self, **options: Any) -> None:
+        """Return if the options can be honoured on this machine.
+
+        Raises:
+            InvalidRequestError: One cannot; the message has its name, its value and what would do.
+        """
+        ...
+
+
+class ChecksSampling(Protocol):
+    """A policy that cannot honour every way of choosing tokens."""
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Return if it can decide with these settings; asked before the target is started.
+
+        Raises:
+            InvalidRequestError: It cannot; the message has the setting, its value and what would do.
+        """
+        ...

@@ -257,7 +257,7 @@ def test_a_need_that_cannot_be_met_is_refused():
     [
         ({"threads": 0}, "threads=0"),
         ({"threads": "two"}, "threads='two'"),
-        ({"cache": "int4"}, "cache='int4'; choose float32, bfloat16, int8"),
+        ({"cache": "int4"}, "native: cache='int4', expected one of float32, bfloat16, int8"),
         ({"instructions": "mmx"}, "mmx"),
     ],
 )

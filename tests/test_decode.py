@@ -21,8 +21,12 @@ from quasar.loop.processing import Processing
 from quasar.loop.sampling import Sampling
 from quasar.loop.stats import DecodeStats
 from quasar.loop.stopping import Stopping
+from quasar.policies.block import BlockPolicy
 from quasar.policies.coupled import CoupledPolicy
 from quasar.policies.greedy import GreedyPolicy
+from quasar.policies.margin import MarginPolicy
+from quasar.policies.rejection import RejectionPolicy
+from quasar.policies.typical import TypicalPolicy
 from quasar.testing.fakes import TableLM, TableSession, scripted
 from quasar.testing.running import examples
 from quasar.types import EMPTY_DRAFT, Draft, Emission, Verdict, Verification
@@ -340,26 +344,31 @@ def test_logits_of_the_wrong_shape_name_the_verifier_and_both_shapes():
         )
 
 
+@pytest.mark.parametrize("policy", [CoupledPolicy(), RejectionPolicy(), BlockPolicy(), MarginPolicy(), TypicalPolicy()])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_logits_without_a_finite_maximum_name_verifier_and_position(value):
-    """NaN, +inf, or a row of -inf never becomes a token."""
+def test_a_row_without_a_finite_maximum_is_an_error_where_decoding_comes_to_it_and_nowhere_else(value, policy):
+    """It never becomes a token, verifier and row are named; behind a token that is not kept, nobody needs it."""
+    own = TableLM(9, seed=3).greedy((1, 2), 6)
+    wrong = (own[1] + 1) % 9
 
     class Broken(TableLM):
+        at: tuple[int, ...]
+
         def row(self, context):
             row = super().row(context)
-            return torch.full_like(row, value) if len(context) == 4 else row
+            return torch.full_like(row, value) if tuple(context) == self.at else row
 
-    with pytest.raises(NumericalError, match=r"Broken .* at position 2 of a block of 4"):
-        list(
-            run(
-                (1, 2),
-                drafter=FunctionDrafter(lambda token_ids, k: [1, 2, 3]),
-                verifier=Broken(9),
-                policy=GreedyPolicy(),
-                stopping=Stopping(8),
-                stats=DecodeStats(),
-            )
-        )
+    def output(at: tuple[int, ...]) -> list[int]:
+        broken = Broken(9, seed=3)
+        broken.at = at
+        drafter = FunctionDrafter(lambda token_ids, k: [own[0], wrong, 3, 4] if len(token_ids) == 2 else [])
+        parts = {"drafter": drafter, "policy": policy, "stopping": Stopping(6), "stats": DecodeStats()}
+        return tokens_of(run((1, 2), verifier=broken, **parts))
+
+    assert output((1, 2, own[0], wrong)) == own
+    for n in range(2):
+        with pytest.raises(NumericalError, match=rf"Broken returned logits .* is {value} in row {n} of 5"):
+            output((1, 2, *own[:n]))
 
 
 def test_a_masked_token_is_no_error():

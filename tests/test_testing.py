@@ -338,11 +338,11 @@ class ReusesTheDraftersNoise(RejectionPolicy):
 
     def decide(self, draft, verification, sampling):
         for row, token_id in enumerate(draft.token_ids):
-            target_probs = sampling.probabilities(verification.logits[row])
-            draft_probs = rejection.draft_distribution(draft, row, target_probs)
+            target_probs = sampling.probabilities(verification.logits[row]).numpy()
+            draft_probs = rejection.draft_distributions(draft)(row, len(target_probs))
             chance = rejection.acceptance_probability(target_probs, draft_probs, token_id)
             if sampling.at(0).uniform(0) >= chance:
-                return Verdict(row, sampling.draw(rejection.residual(target_probs, draft_probs), row, anew=True))
+                return Verdict(row, sampling.drawn(rejection.residual(target_probs, draft_probs), row, anew=True))
         k = len(draft)
         return Verdict(k, sampling.draw(sampling.probabilities(verification.logits[k]), k, anew=True))
 

@@ -125,7 +125,9 @@ class AcceptancePolicy(Protocol):
 
         Args:
             draft: With ``probs``, or without for a deterministic drafter.
-            verification: Logits processors are applied already; a row may hold -inf, but some finite value too.
+            verification: Its ``rows`` are processed one by one, when they are asked for, and an error of a row is
+                raised there: ask for none behind a token that is not kept. ``logits`` holds all of them, in NaN from
+                the first one on that cannot be had. A row may hold -inf.
             sampling: Makes probabilities of logits, and holds the noise; row 0 is its position.
         """
         ...

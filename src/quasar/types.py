@@ -7,7 +7,7 @@ Records that carry tensors compare by identity: ``==`` over tensors is not a tru
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -65,6 +65,11 @@ class Verification:
 
     logits: Tensor
     hidden_states: Tensor | None = None
+
+    @property
+    def rows(self) -> Tensor | Sequence[Tensor]:
+        """The logits row by row: a processor that changes them runs when a row is asked for, in order."""
+        return self.logits
 
 
 @attrs.frozen

@@ -184,11 +184,11 @@ class NestedSession:
         for step in self._speculate(k):
             self._ahead += step.emission.token_ids
             if self._with_probs:
-                judged = step.verification.logits[: len(step.emission.token_ids)]
-                probs.append(self._sampling.probabilities(judged))
+                n = len(step.emission.token_ids)
+                probs += [self._sampling.probabilities(step.verification.rows[row]) for row in range(n)]
             elif self._is_unsure(step):
                 break
-        return Draft(self._ahead, torch.cat(probs) if probs else None)
+        return Draft(self._ahead, torch.stack(probs) if probs else None)
 
     def commit(self, token_ids: Sequence[int], verification: Verification) -> None:
         if self._ahead:
@@ -226,7 +226,7 @@ class NestedSession:
             return False
         n = len(step.emission.token_ids)
         here = self._sampling.at(len(self._confirmed) + len(self._ahead) - n)
-        margins = (here.margin(step.verification.logits[row], row) for row in range(n))
+        margins = (here.margin(step.verification.rows[row], row) for row in range(n))
         return any(margin < min_margin for margin in margins)
 
     def _adapt(self, survived: int) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from quasar.errors import NumericalError, PluginError, QuasarError
-from quasar.loop.sampling import Sampling, check_choosable, largest
+from quasar.loop.rows import HostRows, NoTokenError, best_place, is_choosable
+from quasar.loop.sampling import Sampling
 from quasar.protocols import (
     AcceptancePolicy,
     Bindable,
@@ -122,26 +126,47 @@ def checked_draft(draft: Draft, max_tokens: int, session: DraftSession, verifier
 
 
 def checked_verification(verification: Verification, draft: Draft, verifier: Verifier) -> Verification:
-    """Return ``verification`` if its logits are ``[k+1, V]`` and a token can be chosen from every row.
+    """Return ``verification`` if its logits are ``[k+1, V]``.
 
-    Waits for the device, so that the seconds of a verification are counted as such.
+    Waits for the device, so that the seconds of a verification are counted as such. Whether tokens can be chosen from
+    a row shows when one is.
 
     Raises:
         PluginError: Wrong shape.
-        NumericalError: A row holds NaN or +inf, or nothing but -inf.
     """
     name, shape = type(verifier).__name__, tuple(verification.logits.shape)
     expected = (len(draft) + 1, verifier.vocab_size)
     if shape != expected:
         raise PluginError(f"{name} returned logits of shape {list(shape)}, expected [k+1, V] = {list(expected)}")
-    peaks = largest(verification.logits)  # NaN and +inf propagate; all -inf stays -inf
-    for position, value in enumerate(peaks):
-        if not -float("inf") < value < float("inf"):
-            raise NumericalError(
-                f"{name} returned logits whose largest value is {value} at position {position} of a block of "
-                f"{len(peaks)}: no token can be chosen from them (non-finite weights, or float16 overflow?)"
-            )
+    if verification.logits.device.type != "cpu":
+        torch.accelerator.synchronize(verification.logits.device)
     return verification
+
+
+@contextmanager
+def naming(verifier: Verifier, raw: Verification) -> Iterator[None]:
+    """Where no token can be chosen from a row of the target's own logits, say whose they are.
+
+    Raises:
+        NumericalError: A row that was reached holds NaN or +inf, or nothing but -inf.
+    """
+    try:
+        yield
+    except NoTokenError as error:
+        rows = HostRows(raw.logits)
+        row = next((i for i in range(len(rows)) if not is_choosable(rows[i])), 0)
+        raise NumericalError(
+            f"{type(verifier).__name__} returned logits whose largest value is {error.largest} in row {row} of "
+            f"{len(rows)}: no token can be chosen from them (non-finite weights, or float16 overflow?)"
+        ) from error
+
+
+def check_every_row(verification: Verification, verifier: Verifier) -> None:
+    """Raise :class:`NumericalError` where no token can be chosen from some row, reached or not."""
+    with naming(verifier, verification):
+        rows = HostRows(verification.logits)
+        for row in range(len(rows)):
+            best_place(rows[row])
 
 
 def checked_verdict(
@@ -151,16 +176,20 @@ def checked_verdict(
 
     Raises:
         PluginError: It does not.
-        NumericalError: Logits processors left no token where one was chosen.
+        NumericalError: No token can be chosen from a row that one was chosen from.
     """
     if not isinstance(verdict, Verdict):
         raise PluginError(f"{type(policy).__name__}.decide returned {verdict!r:.60}, expected a Verdict")
-    n = verdict.n_accepted
+    n, who = verdict.n_accepted, type(policy).__name__
     if not 0 <= n <= len(draft) or not 0 <= verdict.next_token < verifier.vocab_size:
         raise PluginError(
-            f"{type(policy).__name__} returned {verdict} for a draft of {len(draft)} tokens; expected n_accepted in "
+            f"{who} returned {verdict} for a draft of {len(draft)} tokens; expected n_accepted in "
             f"0…{len(draft)} and next_token in 0…{verifier.vocab_size - 1}"
         )
-    for row in verification.logits[: n + 1]:
-        check_choosable(row)
+    rows = HostRows(verification.rows)
+    for row, token_id in enumerate(verdict.committed(draft)):
+        logit = float(rows[row][token_id])
+        if not math.isfinite(logit):
+            best_place(rows[row])
+            raise PluginError(f"{who} returned token {token_id} at row {row}, whose logit is {logit}")
     return verdict

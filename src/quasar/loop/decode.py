@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quasar.loop.checks import naming
 from quasar.loop.decoding import Decoding, PlainDecoding
 from quasar.types import EMPTY_DRAFT, Step
 
@@ -34,7 +35,8 @@ def reference_decode(one: PlainDecoding) -> Iterator[Step]:
     while one.finish_reason is None:
         raw = one.verify(EMPTY_DRAFT)
         verification = one.processing.apply(raw, EMPTY_DRAFT)
-        token_id = one.sampling.choose(verification.logits[0])
+        with naming(one.verifier, raw):
+            token_id = one.sampling.choose(verification.rows[0])
         step = one.advance((token_id,), verification)
         one.stats.record_plain(step.emission)
         yield step

@@ -12,6 +12,7 @@ from quasar.loop.checks import (
     checked_verdict,
     checked_verification,
     faults_of,
+    naming,
     prefill,
     restarted,
     start_drafting,
@@ -183,9 +184,10 @@ class Decoding(PlainDecoding):
             raw: What :meth:`verify` says of it.
         """
         verification = self.processing.apply(raw, draft)
-        with faults_of(self.policy, "decide"):
-            judged = self.policy.decide(draft, verification, self.sampling)
-        verdict = checked_verdict(judged, draft, verification, self.policy, self.verifier)
+        with naming(self.verifier, raw):
+            with faults_of(self.policy, "decide"):
+                judged = self.policy.decide(draft, verification, self.sampling)
+            verdict = checked_verdict(judged, draft, verification, self.policy, self.verifier)
         step = self.advance(verdict.committed(draft), verification)
         with faults_of(self.drafter, "commit"):
             self.drafting.commit(step.emission.token_ids, verification)

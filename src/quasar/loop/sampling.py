@@ -1,29 +1,21 @@
 """How a token is chosen from logits, and the noise with which it is.
 
 Noise is keyed by seed and absolute position: whatever is drafted, whatever else is decoded, position n of the sequence
-gets the same noise. The tokens are drawn by the Gumbel-max trick in its exponential form: with E_x independent
-exponential variables, ``argmin E_x / p_x`` has exactly the distribution p.
+gets the same noise for each token. How a token is drawn with it stands in :mod:`quasar.loop.noise`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from quasar.errors import NumericalError
+from quasar.loop.cuts import Cuts
+from quasar.loop.noise import Floats, Ids, Noise, best_of_race
+from quasar.loop.rows import HostRows, NoTokenError, Rows, as_array, best_place, best_places
 
 _TOKEN, _TOKEN_ANEW, _ACCEPT, _SEED = range(4)
 """Independent streams of noise at one position: to draw a token, to draw it anew, to accept or reject, to seed."""
@@ -38,12 +30,13 @@ class Sampling:
         top_k: Keep the k largest logits.
         top_p: Then keep the most probable tokens that together reach p.
         min_p: Then keep tokens at least this times as probable as the most probable.
-        seed: Of the noise.
+        seed: Seed of the noise.
         position: Absolute index, in prompt and output, of the token that row 0 of the logits predicts.
         wants_probs: The policy judges a draft by the probabilities it was drawn from, so a drafter that has some gives
             them and draws with noise of its own (see :meth:`apart`).
 
-    The order of the cuts and their rules for ties are those of transformers' logits warpers, which do them.
+    The order of the cuts and their rules for ties are those of transformers' logits warpers; see
+    :mod:`quasar.loop.cuts`.
     """
 
     temperature: float = 0.0
@@ -63,15 +56,60 @@ class Sampling:
         """The same, seen from another position."""
         return attrs.evolve(self, position=position)
 
+    def choose_rows(self, logits: Rows, offsets: Sequence[int] | None = None) -> Choices:
+        """The target's own token of each row, computed when it is asked for.
+
+        Args:
+            logits: ``[n, V]``, or rows ``[V]``. Rows on a device come to the CPU in one transfer.
+            offsets: How many positions after this one the token of each row stands; ``None``: 0 … n-1, as in a chain.
+        """
+        return Choices(self, logits, range(len(logits)) if offsets is None else offsets)
+
+    def choose(self, logits: Tensor, row: int = 0) -> int:
+        """The target's own token from ``[V]`` logits, with the noise of the position ``row`` after this one.
+
+        Raises:
+            NoTokenError: The largest is NaN or infinite.
+        """
+        return self.chosen(as_array(logits), row)
+
+    def chosen(self, logits: Floats, row: int = 0) -> int:
+        """The same of an array."""
+        best = best_place(logits)
+        return best if self.is_greedy else int(self._leaders(logits, row, 1)[0][0])
+
+    def margin(self, logits: Tensor, row: int = 0) -> float:
+        """By how many nats :meth:`choose` prefers its token to the runner-up: how much the logits may err."""
+        array = as_array(logits)
+        best_place(array)
+        scores = -np.sort(-array)[:2] if self.is_greedy else self._leaders(array, row, 2)[1]
+        return float(scores[0]) - float(scores[1]) if len(scores) > 1 else float("inf")
+
     def probabilities(self, logits: Tensor) -> Tensor:
-        """``[n, V]`` logits, or one row ``[V]``, to probabilities of the same shape in float64."""
-        rows = logits if logits.dim() == 2 else logits.unsqueeze(0)
+        """``[n, V]`` logits, or one row ``[V]``, to probabilities of the same shape in float64, on the same device.
+
+        Raises:
+            NoTokenError: The largest of a row is NaN or infinite.
+        """
+        rows = HostRows(logits if logits.dim() == 2 else logits.unsqueeze(0))
+        probs = np.stack([self.distribution(rows[i]) for i in range(len(rows))])
+        return torch.from_numpy(probs).reshape(logits.shape).to(logits.device)
+
+    def distribution(self, logits: Floats) -> Floats:
+        """``[V]`` probabilities in float64 of one row."""
+        best = best_place(logits)
+        probs = np.zeros(len(logits))
         if self.is_greedy:
-            probs = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
-            probs.scatter_(1, rows.argmax(dim=1, keepdim=True), 1.0)
-        else:
-            probs = self._warpers()(None, rows.to(torch.float64)).softmax(dim=1)
-        return probs.reshape(logits.shape)
+            probs[best] = 1.0
+            return probs
+        cuts = self._cuts
+        ids = cuts.kept(logits)
+        weights = cuts.weights(logits if ids is None else logits[ids], float(logits[best]))
+        weights /= weights.sum()
+        if ids is None:
+            return weights
+        probs[ids] = weights
+        return probs
 
     def draw(self, probs: Tensor, row: int, *, anew: bool = False) -> int:
         """Draw a token from ``[V]`` probabilities with the noise of the position ``row`` after this one.
@@ -80,22 +118,19 @@ class Sampling:
             anew: With noise that is independent of what a drafter may have drawn its token with at that position;
                 rejection needs that, coupling must not have it.
         """
-        return int(self._scores(probs, row, _TOKEN_ANEW if anew else _TOKEN).argmax())
+        return self.drawn(as_array(probs), row, anew=anew)
 
-    def choose(self, logits: Tensor, row: int = 0) -> int:
-        """The target's own token from ``[V]`` logits, with the noise of the position ``row`` after this one."""
-        check_choosable(logits)
-        return best_token(logits) if self.is_greedy else self.draw(self.probabilities(logits), row)
-
-    def margin(self, logits: Tensor, row: int = 0) -> float:
-        """By how many nats :meth:`choose` prefers its token to the runner-up: how much the logits may err."""
-        scores = logits if self.is_greedy else self._scores(self.probabilities(logits), row, _TOKEN)
-        best = scores.topk(2).values
-        return float(best[0] - best[1])
+    def drawn(self, probs: Floats, row: int, *, anew: bool = False) -> int:
+        """The same of an array."""
+        with np.errstate(divide="ignore"):
+            logprobs = np.log(probs, dtype=np.float64)
+        best_place(logprobs)
+        noise = self._noise_of(row, _TOKEN_ANEW if anew else _TOKEN, len(logprobs))
+        return int(best_of_race(logprobs, 1.0, noise)[0][0])
 
     def uniform(self, row: int) -> float:
         """A number in [0, 1), independent of what :meth:`draw` uses at the same position."""
-        return float(self._noise(row, _ACCEPT).random())
+        return float(self._generator(row, _ACCEPT).random())
 
     def uniforms(self, n: int) -> list[float]:
         """Numbers in [0, 1) to judge n tokens at once with, those of this position alone.
@@ -103,7 +138,7 @@ class Sampling:
         Where the judgement of a token depends on later ones, a number of a position that was judged and not reached is
         no longer uniform: what begins at another position must have others.
         """
-        return [float(number) for number in self._noise(0, _ACCEPT).random(n)]
+        return [float(number) for number in self._generator(0, _ACCEPT).random(n)]
 
     def apart(self) -> Sampling:
         """The same distribution with noise that this position alone has, to draw one draft with.
@@ -111,57 +146,49 @@ class Sampling:
         For drafts whose probabilities are judged: the noise of a token that was drafted and not reached is no longer
         independent of what was emitted, where the judgement of a token depended on later ones.
         """
-        return attrs.evolve(self, seed=int(self._noise(0, _SEED).integers(2**63)))
+        return attrs.evolve(self, seed=int(self._generator(0, _SEED).integers(2**63)))
 
-    def _scores(self, probs: Tensor, row: int, stream: int) -> Tensor:
-        """``[V]`` log-probabilities with Gumbel noise; the largest is the token that is drawn."""
-        race = self._noise(row, stream).standard_exponential(probs.shape[0])
-        return torch.from_numpy(race).to(probs.device).log_().neg_().add_(probs.log())
+    @property
+    def _cuts(self) -> Cuts:
+        return Cuts(self.temperature, self.top_k, self.top_p, self.min_p)
 
-    def _noise(self, row: int, stream: int) -> np.random.Generator:
-        key = (self.seed % 2**64, 4 * (self.position + row) + stream)
-        return np.random.Generator(np.random.Philox(key=np.array(key, dtype=np.uint64)))
+    def _leaders(self, logits: Floats, row: int, n: int) -> tuple[Ids, Floats]:
+        """The n tokens that lead the race at the position ``row`` after this one."""
+        ids = self._cuts.kept(logits)
+        noise = self._noise_of(row, _TOKEN, len(logits))
+        return best_of_race(logits if ids is None else logits[ids], self.temperature, noise, ids, n)
 
-    def _warpers(self) -> Callable[..., Tensor]:
-        warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(float(self.temperature))]
-        if self.top_k is not None:
-            warpers.append(TopKLogitsWarper(self.top_k))
-        if self.top_p is not None and self.top_p < 1:
-            warpers.append(TopPLogitsWarper(float(self.top_p)))
-        if self.min_p is not None:
-            warpers.append(MinPLogitsWarper(self.min_p))
-        return LogitsProcessorList(warpers)
+    def _noise_of(self, row: int, stream: int, n: int) -> Noise:
+        return Noise(self._key(row, stream), n)
 
+    def _generator(self, row: int, stream: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=np.array(self._key(row, stream), dtype=np.uint64)))
 
-def best_token(logits: Tensor) -> int:
-    """The first of the largest of ``[V]`` logits."""
-    return int(_on_one_thread(logits).argmax())
+    def _key(self, row: int, stream: int) -> tuple[int, int]:
+        return self.seed % 2**64, 4 * (self.position + row) + stream
 
 
-def largest(logits: Tensor) -> list[float]:
-    """The largest of each row of ``[n, V]`` logits; NaN if there is one."""
-    rows = _on_one_thread(logits)
-    return rows.amax(dim=-1).tolist() if isinstance(rows, Tensor) else [float(row.max()) for row in rows]
+class Choices(Sequence[int]):
+    """The target's own tokens by row; a row that nobody asks for costs nothing.
 
-
-def _on_one_thread(logits: Tensor) -> Tensor | np.ndarray[Any, Any]:
-    """An array on a CPU, and the tensor elsewhere.
-
-    torch would wake its threads for a whole vocabulary, and they spin for a while afterwards, in the way of the threads
-    of a compiled verifier: its next step then takes up to twice as long. One thread is as fast for a row.
+    Raises, where a row is asked for:
+        NoTokenError: Its largest logit is NaN or infinite.
     """
-    return logits.detach().numpy() if logits.device.type == "cpu" and logits.dtype in _NUMPY_DTYPES else logits
+
+    def __init__(self, sampling: Sampling, logits: Rows, offsets: Sequence[int]) -> None:
+        self._sampling = sampling
+        self._offsets = offsets
+        self._rows = HostRows(logits)
+        on_device = isinstance(logits, Tensor) and logits.device.type != "cpu"
+        self._best = best_places(logits) if on_device and sampling.is_greedy else None  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __getitem__(self, number: int) -> int:  # type: ignore[override]  # no slices: a row at a time
+        if self._best is not None and self._best[number] >= 0:
+            return self._best[number]
+        return self._sampling.chosen(self._rows[number], self._offsets[number])
 
 
-_NUMPY_DTYPES = (torch.float32, torch.float64)
-
-
-def is_choosable(logits: Tensor) -> bool:
-    """Whether a token can be chosen from ``[V]`` logits: the largest is neither NaN nor infinite."""
-    return -float("inf") < largest(logits.unsqueeze(0))[0] < float("inf")
-
-
-def check_choosable(logits: Tensor) -> None:
-    """Raise :class:`NumericalError` where no token can be chosen: the verifier's own rows are checked before."""
-    if not is_choosable(logits):
-        raise NumericalError("the logits processors leave no token to choose from")
+__all__ = ["Choices", "NoTokenError", "Sampling"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from quasar.errors import InvalidRequestError
 from quasar.loop.decoding import PlainDecoding
+from quasar.loop.noise import Floats
+from quasar.loop.rows import as_array
 from quasar.loop.stop_strings import TextStream
 from quasar.types import Chunk, FinishReason, GenerationResult, Step, TokenLogprobs
 
@@ -126,8 +131,17 @@ class Generation(Iterator[Chunk]):
 
 def logprobs_of(step: Step, n: int) -> Iterator[TokenLogprobs]:
     """The log-probabilities of the tokens of one step, each from the row that judged it."""
-    for token_id, row in zip(step.emission.token_ids, step.verification.logits, strict=False):
-        logprobs = row.float().log_softmax(dim=-1)
-        values, token_ids = logprobs.topk(min(n, logprobs.shape[0]))
-        top = dict(zip(token_ids.tolist(), values.tolist(), strict=True))
-        yield TokenLogprobs(float(logprobs[token_id]), top)
+    for i, token_id in enumerate(step.emission.token_ids):
+        yield logprob_of(token_id, as_array(step.verification.rows[i]), n)
+
+
+def logprob_of(token_id: int, logits: Floats, n: int) -> TokenLogprobs:
+    """The log-probability of one token, and those of the n most probable, of one row of ``[V]`` logits."""
+    peak = logits.max()
+    total = float(peak) + math.log(float(np.exp(logits - peak).sum()))
+    n = min(n, len(logits))
+    place = len(logits) - n
+    best = np.argpartition(logits, place)[place:] if n else np.array([], dtype=np.intp)
+    best = best[np.lexsort((best, -logits[best]))]
+    top = {int(i): float(logits[i]) - total for i in best}
+    return TokenLogprobs(float(logits[token_id]) - total, top)

@@ -7,10 +7,13 @@ than rejection token by token, with the same distribution; the same number where
 
 from __future__ import annotations
 
-from torch import Tensor
+import numpy as np
 
+from quasar.errors import QuasarError
+from quasar.loop.noise import Floats
+from quasar.loop.rows import HostRows
 from quasar.loop.sampling import Sampling
-from quasar.policies.rejection import draft_distribution
+from quasar.policies.rejection import draft_distributions
 from quasar.types import Draft, Verdict, Verification
 
 
@@ -22,39 +25,43 @@ class BlockPolicy:
     uses_draft_probs = True
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
-        k = len(draft)
-        target_probs = sampling.probabilities(verification.logits)
-        draft_probs = [draft_distribution(draft, row, target_probs[row]) for row in range(k)]
-        keep = prefix_weights(draft, target_probs, draft_probs)
+        rows, drawn_from = HostRows(verification.rows), draft_distributions(draft)
+        target_probs: list[Floats] = []
+        draft_probs: list[Floats] = []
+        keep, k = [1.0], 0
+        while k < len(draft) and keep[k] > 0:
+            try:
+                target_probs.append(sampling.distribution(rows[k]))
+            except QuasarError:
+                break  # a dead end: no token can follow, and it is an error only if the kept part ends here
+            draft_probs.append(drawn_from(k, len(target_probs[k])))
+            keep.append(next_weight(keep[k], draft.token_ids[k], target_probs[k], draft_probs[k]))
+            k += 1
         chances = keep_probabilities(keep, target_probs, draft_probs)
         numbers = sampling.uniforms(k)
         n = max((i for i in range(1, k + 1) if numbers[i - 1] < chances[i - 1]), default=0)
-        rest = target_probs[k] if n == k else block_residual(keep[n], target_probs[n], draft_probs[n])
-        return Verdict(n, sampling.draw(rest, n, anew=True))
+        rest = sampling.distribution(rows[k]) if n == k else block_residual(keep[n], target_probs[n], draft_probs[n])
+        return Verdict(n, sampling.drawn(rest, n, anew=True))
 
 
-def prefix_weights(draft: Draft, target_probs: Tensor, draft_probs: list[Tensor]) -> list[float]:
-    """``p_0 … p_k``: ``p_i = min(1, p_{i-1} · target(x_i) / draft(x_i))``."""
-    weights = [1.0]
-    for row, token_id in enumerate(draft.token_ids):
-        ratio = float(target_probs[row, token_id]) / float(draft_probs[row][token_id])
-        weights.append(min(1.0, weights[-1] * ratio))
-    return weights
+def next_weight(weight: float, token_id: int, target_probs: Floats, draft_probs: Floats) -> float:
+    """``p_i = min(1, p_{i-1} · target(x_i) / draft(x_i))``; ``p_0`` is 1."""
+    return min(1.0, weight * (float(target_probs[token_id]) / float(draft_probs[token_id])))
 
 
-def keep_probabilities(keep: list[float], target_probs: Tensor, draft_probs: list[Tensor]) -> list[float]:
-    """``h_1 … h_k``; ``h_k = p_k``."""
+def keep_probabilities(keep: list[float], target_probs: list[Floats], draft_probs: list[Floats]) -> list[float]:
+    """``h_1 … h_k`` of ``p_0 … p_k``; ``h_k = p_k``."""
     k = len(draft_probs)
     chances = []
     for i in range(1, k):
-        left = float((keep[i] * target_probs[i] - draft_probs[i]).clamp_min(0).sum())
+        left = float(np.maximum(keep[i] * target_probs[i] - draft_probs[i], 0).sum())
         total = left + 1 - keep[i]
         chances.append(left / total if total > 0 else 0.0)
     return [*chances, keep[k]] if k else []
 
 
-def block_residual(weight: float, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+def block_residual(weight: float, target_probs: Floats, draft_probs: Floats) -> Floats:
     """What to draw from after a prefix that ends the kept part, ``[V]``, normalised."""
-    left = (weight * target_probs - draft_probs).clamp_min(0)
+    left = np.maximum(weight * target_probs - draft_probs, 0)
     total = left.sum()
     return left / total if total > 0 else target_probs

@@ -20,8 +20,7 @@ class CoupledPolicy:
     uses_draft_probs = False
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
-        for row, logits in enumerate(verification.logits):
-            token_id = sampling.choose(logits, row)
+        for row, token_id in enumerate(sampling.choose_rows(verification.rows)):
             if row == len(draft) or draft.token_ids[row] != token_id:
                 return Verdict(row, token_id)
         raise AssertionError("logits have a row more than the draft has tokens")

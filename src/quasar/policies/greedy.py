@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quasar.errors import InvalidRequestError
-from quasar.loop.sampling import Sampling, best_token
+from quasar.loop.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
 
@@ -26,8 +26,7 @@ class GreedyPolicy:
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         self.check_sampling(sampling)
-        best = [best_token(row) for row in verification.logits]
-        n_accepted = 0
-        while n_accepted < len(draft) and draft.token_ids[n_accepted] == best[n_accepted]:
-            n_accepted += 1
-        return Verdict(n_accepted, best[n_accepted])
+        for row, token_id in enumerate(sampling.choose_rows(verification.rows)):
+            if row == len(draft) or draft.token_ids[row] != token_id:
+                return Verdict(row, token_id)
+        raise AssertionError("logits have a row more than the draft has tokens")

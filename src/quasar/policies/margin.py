@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import attrs
+import numpy as np
 
 from quasar.errors import InvalidRequestError
+from quasar.loop.noise import Floats
+from quasar.loop.rows import HostRows, best_place
 from quasar.loop.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
@@ -27,10 +30,19 @@ class MarginPolicy:
             raise InvalidRequestError(f"margin: margin={self.margin!r}, expected a number from 0 to 1")
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
-        probs, token_ids = verification.logits.double().softmax(dim=-1).topk(2, dim=-1)
+        rows = HostRows(verification.rows)
         for row, token_id in enumerate(draft.token_ids):
-            best, second = token_ids[row].tolist()
-            hesitates = float(probs[row, 0] - probs[row, 1]) <= self.margin
-            if token_id != best and not (hesitates and token_id == second):
-                return Verdict(row, sampling.choose(verification.logits[row], row))
-        return Verdict(len(draft), sampling.choose(verification.logits[len(draft)], len(draft)))
+            if not self._accepts(rows[row], token_id):
+                return Verdict(row, sampling.chosen(rows[row], row))
+        return Verdict(len(draft), sampling.chosen(rows[len(draft)], len(draft)))
+
+    def _accepts(self, logits: Floats, token_id: int) -> bool:
+        best = best_place(logits)
+        if token_id == best:
+            return True
+        others = logits.copy()
+        others[best] = -np.inf
+        if int(others.argmax()) != token_id or others[token_id] == -np.inf:
+            return False
+        weights = np.exp(logits.astype(np.float64) - float(logits[best]))
+        return bool(1 - weights[token_id] <= self.margin * weights.sum())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
-from torch import Tensor
+import numpy as np
 
 from quasar.errors import InvalidRequestError
+from quasar.loop.noise import Floats
+from quasar.loop.rows import HostRows
 from quasar.loop.sampling import Sampling
 from quasar.types import Draft, Verdict, Verification
 
@@ -32,12 +36,14 @@ class TypicalPolicy:
                 raise InvalidRequestError(f"typical: {name}={value!r}, expected a number of at least 0")
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        rows = HostRows(verification.rows)
         for row, token_id in enumerate(draft.token_ids):
-            probs = sampling.probabilities(verification.logits[row])
-            if float(probs[token_id]) <= min(self.epsilon, self.alpha * float((-_entropy(probs)).exp())):
-                return Verdict(row, sampling.draw(probs, row))
-        return Verdict(len(draft), sampling.choose(verification.logits[len(draft)], len(draft)))
+            probs = sampling.distribution(rows[row])
+            if float(probs[token_id]) <= min(self.epsilon, self.alpha * math.exp(-_entropy(probs))):
+                return Verdict(row, sampling.drawn(probs, row))
+        return Verdict(len(draft), sampling.chosen(rows[len(draft)], len(draft)))
 
 
-def _entropy(probs: Tensor) -> Tensor:
-    return -(probs * probs.clamp_min(1e-300).log()).sum()
+def _entropy(probs: Floats) -> float:
+    some = probs[probs > 0]
+    return float(-(some * np.log(some)).sum())

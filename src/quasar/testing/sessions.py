@@ -15,7 +15,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from torch import Tensor
 
 from quasar.drafters.none import EmptyDrafter
-from quasar.loop.checks import checked_draft, checked_verification, prefill, start_drafting, start_verifying
+from quasar.loop.checks import (
+    check_every_row,
+    checked_draft,
+    checked_verification,
+    prefill,
+    start_drafting,
+    start_verifying,
+)
 from quasar.loop.sampling import Sampling
 from quasar.protocols import Drafter, Invariance, Verifier, VerifySession
 from quasar.testing.running import require
@@ -155,6 +162,7 @@ class SessionMachine(RuleBasedStateMachine):
         self._note("verified" if sequence.draft is None else "abandoned", sequence)
         self.plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids))  # remembers all that follow
         verification = checked_verification(sequence.session.verify(draft), draft, self.verifier)
+        check_every_row(verification, self.verifier)
         for i, row in enumerate(verification.logits):
             expected = self.plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
             what = f"at position {i} of a block of {len(draft) + 1}"

@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import UnsupportedModelError
-from quasar.loop.checks import checked_verification, start_verifying
+from quasar.loop.checks import check_every_row, checked_verification, start_verifying
 from quasar.protocols import Verifier
 from quasar.registry.registry import default_registry
 from quasar.testing.models import tiny
@@ -69,7 +69,9 @@ def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int
 def first_rows(verifier: Verifier, prompt: tuple[int, ...], draft: tuple[int, ...]) -> torch.Tensor:
     """``[k, V]``: all rows of a draft of k tokens but the one that its last token decides."""
     session = start_verifying(verifier, list(prompt), frozenset())
-    return checked_verification(session.verify(Draft(draft)), Draft(draft), verifier).logits[:-1].clone()
+    verification = checked_verification(session.verify(Draft(draft)), Draft(draft), verifier)
+    check_every_row(verification, verifier)
+    return verification.logits[:-1].clone()
 
 
 def check_needs(verifier: Verifier) -> None:
@@ -116,7 +118,9 @@ def check_long(verifier: Verifier) -> None:
         n = min(20, room - sequence.length - 1)
         draft = Draft(torch.randint(verifier.vocab_size, (n,), generator=generator).tolist())
         plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids))  # remembers all that follow
-        logits = checked_verification(sequence.session.verify(draft), draft, verifier).logits
+        verification = checked_verification(sequence.session.verify(draft), draft, verifier)
+        check_every_row(verification, verifier)
+        logits = verification.logits
         for i, row in enumerate(logits):
             expected = plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
             check_row(verifier, row, expected, f"at position {i} of a block of {len(draft) + 1}")

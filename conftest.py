@@ -21,6 +21,20 @@ load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Divide the tests among processes (``-n 2 --dist loadgroup``): one runs all of the real model, and loads it once.
+
+    It begins with them, for they take longest. Of the others, those of one function stay together.
+    """
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    items.sort(key=lambda item: item.get_closest_marker("real_model") is None)
+    for item in items:
+        real = item.get_closest_marker("real_model") is not None
+        item.add_marker(pytest.mark.xdist_group("smollm2" if real else item.nodeid.split("[")[0]))
+
+
 @pytest.fixture(scope="session")
 def smollm2():
     """SmolLM2-135M-Instruct in float32 with its tokenizer; loaded once. Treat it as read-only."""

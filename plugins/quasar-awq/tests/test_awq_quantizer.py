@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from quasar import Pipeline
-from quasar.checkpoints.models import load_model
 from quasar.errors import InvalidRequestError, NumericalError
 from quasar.pipeline.calibration import own_prompts
 from quasar.registry.plugins import load_plugins
@@ -287,10 +286,9 @@ TEXTS = (
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("bits", [3, 4])
-def test_a_real_model_stays_nearer_to_itself_than_by_rounding_to_nearest(bits):
+def test_a_real_model_stays_nearer_to_itself_than_by_rounding_to_nearest(smollm2, bits):
     """SmolLM2: the divergence of its next tokens, on texts that the calibration does not have."""
-    loaded = load_model("smollm2")
-    model, tokenizer = loaded.model, loaded.tokenizer
+    model, tokenizer = smollm2.model, smollm2.tokenizer
     calibration = [torch.tensor([tokenizer(prompt).input_ids]) for prompt in own_prompts()]
 
     @torch.no_grad()

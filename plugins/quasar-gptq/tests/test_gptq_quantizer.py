@@ -230,18 +230,16 @@ def test_strictly_verified_output_is_that_of_plain_decoding():
 
 
 @pytest.mark.real_model
-def test_a_real_model_keeps_more_of_what_it_says_on_the_calibration_prompts():
+def test_a_real_model_keeps_more_of_what_it_says_on_the_calibration_prompts(smollm2):
     """SmolLM2, two blocks in 3 bits: the divergence from the full model is less than by rounding to nearest."""
-    from quasar.checkpoints.models import load_model
     from quasar.pipeline.calibration import own_prompts
 
-    loaded = load_model("smollm2")
-    prompts = [loaded.tokenizer(text, return_tensors="pt").input_ids for text in own_prompts()]
+    prompts = [smollm2.tokenizer(text, return_tensors="pt").input_ids for text in own_prompts()]
     quantizer = GptqQuantizer(bits=3, group=64, damp=0.1, include="model.layers.4.*|model.layers.5.*")
     divergences = []
     for calibration in (prompts, None):
-        quantized = quantizer.quantize(loaded.model, calibration)
+        quantized = quantizer.quantize(smollm2.model, calibration)
         with torch.no_grad():
-            pairs = [[m(ids).logits[0].log_softmax(-1) for m in (loaded.model, quantized)] for ids in prompts[:4]]
+            pairs = [[m(ids).logits[0].log_softmax(-1) for m in (smollm2.model, quantized)] for ids in prompts[:4]]
         divergences += [sum(float((full.exp() * (full - other)).sum(-1).mean()) for full, other in pairs)]
     assert divergences[0] < 0.8 * divergences[1]

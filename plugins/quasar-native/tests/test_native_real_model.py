@@ -5,18 +5,12 @@ from __future__ import annotations
 import pytest
 
 from quasar import Pipeline
-from quasar.checkpoints.models import load_model
+from quasar.registry.registry import default_registry
 from quasar_native.verifier import NativeVerifier
 
 pytestmark = pytest.mark.real_model
 
 PROMPTS = ["What is the capital of France?", "Write a poem about the sea.", "Count from one to twenty."]
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    """The model and its tokenizer."""
-    return load_model("smollm2")
 
 
 def native(model, **options):
@@ -26,25 +20,25 @@ def native(model, **options):
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_text_of_the_full_model_is_that_of_transformers(loaded, prompt):
+def test_greedy_text_of_the_full_model_is_that_of_transformers(smollm2, prompt):
     """Token by token, with the verifier causal_lm as the gold."""
     choices = {"quantizer": "none", "drafter": "ngram"}
-    expected = Pipeline.from_model(loaded.model, loaded.tokenizer, **choices).generate(prompt, max_new_tokens=60)
-    pipeline = Pipeline.from_model(loaded.model, loaded.tokenizer, verifier=native, **choices)
+    expected = Pipeline.from_model(smollm2.model, smollm2.tokenizer, **choices).generate(prompt, max_new_tokens=60)
+    pipeline = Pipeline.from_model(smollm2.model, smollm2.tokenizer, verifier=native, **choices)
     assert pipeline.generate(prompt, max_new_tokens=60).token_ids == expected.token_ids
 
 
-@pytest.mark.parametrize("cache", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("quantizer", ["w8a8:lm_head=true", "hqq"])
-def test_drafts_change_nothing(loaded, quantizer, cache):
+@pytest.fixture(scope="module", params=["w8a8:lm_head=true", "hqq"])
+def quantized(request, smollm2):
+    """The quantized model, which the tests of all caches share."""
+    return default_registry().build("quantizer", request.param).quantize(smollm2.model)
+
+
+@pytest.mark.parametrize(("cache", "threads"), [("float32", 2), ("bfloat16", 1), ("int8", 1)])
+def test_drafts_change_nothing(smollm2, quantized, cache, threads):
     """A quantized target against its own reference, with drafts that are accepted."""
-    pipeline = Pipeline.from_model(
-        loaded.model,
-        loaded.tokenizer,
-        quantizer=quantizer,
-        verifier=lambda model: native(model, cache=cache),
-        drafter="ngram:k=7",
-    )
+    verifier = native(quantized, cache=cache, threads=threads)
+    pipeline = Pipeline(verifier, smollm2.tokenizer, drafter="ngram:k=7", exact_to="quantized")
     result = pipeline.generate(PROMPTS[2], max_new_tokens=80)
     assert result.token_ids == pipeline.reference(PROMPTS[2], max_new_tokens=80).token_ids
     assert result.stats["accepted_tokens"] > 0

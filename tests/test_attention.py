@@ -35,11 +35,11 @@ def verifier_of(family: str, implementation: str) -> CausalLMVerifier:
 def hidden_states(verifier: CausalLMVerifier, context: int, width: int, n: int = N) -> torch.Tensor:
     """``[n, D]`` last hidden states (before the output head) of n positions, computed in blocks of ``width``."""
     prompt, tokens = random_prompt(context), random_prompt(n, seed=5)
-    session = verifier.start(prompt, frozenset({"hidden_states"}))
+    session = verifier.start(prompt, frozenset({"hidden:-1"}))
     rows = []
     for begin in range(0, n, width):
         block = tokens[begin : begin + width]
-        rows.append(session.verify(Draft(block[: min(width, n - begin) - 1])).hidden_states)
+        rows.append(session.verify(Draft(block[: min(width, n - begin) - 1])).features["hidden:-1"])
         session.commit(block)
     return torch.cat(rows)
 

@@ -322,14 +322,14 @@ def test_the_calls_of_a_pipeline_have_headings_with_their_signatures():
 
 def test_a_guarantee_starts_as_the_page_says():
     starts = first_column("guarantees.md", "Reading the guarantee")
-    verifier = type("Target", (), {"invariance": "argmax"})()
+    verifier = type("Target", (), {"invariance": "argmax", "approximations": ()})()
     policies = [GreedyPolicy(), CoupledPolicy(), RejectionPolicy(), MarginPolicy()]
-    for exact_to, policy, temperature in itertools.product(("quantized", "full"), policies, (0.0, 0.5)):
+    for exact_to, policy, temperature in itertools.product(("quantized", "full", "target"), policies, (0.0, 0.5)):
         start = f"{exact_to}: " if policy.lossless else "none: "
         assert start in starts
         claim = guarantee_of(verifier, policy, exact_to, "the target", Sampling(temperature=temperature))
         assert claim.startswith(start)
-        assert guarantee_of_reference(exact_to, "the target").startswith(f"{exact_to}: ")
+        assert guarantee_of_reference(verifier, exact_to, "the target").startswith(f"{exact_to}: ")
     assert first_column("guarantees.md", "What is declared")[1:] == ['"bitwise"', '"argmax"', '"none"']
 
 

@@ -331,8 +331,9 @@ class NeedyDrafter(FunctionDrafter):
         super().__init__(scripted(12, expected, 4, 3, VOCAB_SIZE))
         self.needs, self.seen = needs, []
 
-    def start(self, prompt_ids, sampling):
-        session = super().start(prompt_ids, sampling)
+    def start(self, prompt_ids, sampling, target):
+        self.target = target
+        session = super().start(prompt_ids, sampling, target)
         plain_commit, plain_propose = session.commit, session.propose
 
         def propose(max_tokens):
@@ -340,7 +341,7 @@ class NeedyDrafter(FunctionDrafter):
             return plain_propose(max_tokens)
 
         def commit(token_ids, verification):
-            hidden = verification.hidden_states
+            hidden = verification.features.get("hidden:-1")
             self.seen.append((self.width, tuple(verification.logits.shape), hidden))
             plain_commit(token_ids, verification)
 
@@ -352,7 +353,7 @@ class NeedyDrafter(FunctionDrafter):
 def test_a_drafter_gets_the_hidden_states_that_it_needs(family):
     """``[k+1, D]`` of the verified positions; with the output head they give the logits."""
     model, expected = model_of(family), list(gold(family, FAMILIES[family].attentions[0], 12))
-    drafter = NeedyDrafter(frozenset({"logits", "hidden_states"}), expected)
+    drafter = NeedyDrafter(frozenset({"hidden:-1"}), expected)
     assert list(generated(model, random_prompt(12), drafter).token_ids) == expected
     assert [logits for _, logits, _ in drafter.seen] == [(width, VOCAB_SIZE) for width, _, _ in drafter.seen]
     assert [tuple(hidden.shape) for *_, hidden in drafter.seen] == [(width, 64) for width, _, _ in drafter.seen]
@@ -368,7 +369,7 @@ def test_hidden_states_are_not_computed_for_a_drafter_that_does_not_ask():
 
 def test_a_need_that_the_verifier_cannot_meet_is_refused():
     """The message names the need and what there is."""
-    with pytest.raises(UnsupportedModelError, match=r"attentions.*logits and hidden_states"):
+    with pytest.raises(UnsupportedModelError, match=r"'attentions'; causal_lm has 'hidden:-1'.*'hidden:2'"):
         CausalLMVerifier(model_of("llama")).start(random_prompt(12), frozenset({"attentions"}))
 
 

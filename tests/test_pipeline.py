@@ -984,7 +984,7 @@ def test_without_a_quantizer_there_is_no_cascade():
 def test_an_unknown_exact_to_is_refused():
     """By both ways of building."""
     for build in (lambda: Pipeline(table_lm(), exact_to="half"), lambda: Pipeline.from_model(None, exact_to="half")):
-        with pytest.raises(InvalidRequestError, match="exact_to='half': choose 'quantized' or 'full'"):
+        with pytest.raises(InvalidRequestError, match="exact_to='half': choose 'quantized'"):
             build()
 
 

@@ -139,11 +139,11 @@ def text_ids(smollm2) -> list[int]:
 
 def hidden_states(verifier, text_ids: list[int], width: int, n: int = 16) -> torch.Tensor:
     """``[n, D]`` last hidden states of the last n tokens of the text, in blocks of ``width``."""
-    session = verifier.start(text_ids[:-n], frozenset({"hidden_states"}))
+    session = verifier.start(text_ids[:-n], frozenset({"hidden:-1"}))
     rows, tokens = [], text_ids[-n:]
     for begin in range(0, n, width):
         block = tokens[begin : begin + width]
-        rows.append(session.verify(Draft(block[: min(width, n - begin) - 1])).hidden_states)
+        rows.append(session.verify(Draft(block[: min(width, n - begin) - 1])).features["hidden:-1"])
         session.commit(block)
     return torch.cat(rows)
 

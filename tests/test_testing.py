@@ -153,10 +153,10 @@ class ChangesTheModelItIsBoundTo(Own):
 
 
 class WritesIntoHiddenStates(Own):
-    needs = frozenset({"hidden_states"})
+    needs = frozenset({"hidden:-1"})
 
     def commit(self, token_ids, verification):
-        verification.hidden_states.zero_()
+        verification.features["hidden:-1"].zero_()
         super().commit(token_ids, verification)
 
 
@@ -178,7 +178,7 @@ class FaultyTable(TableLM):
     session: type[TableSession]
 
     def start(self, prompt_ids, needs=frozenset()):
-        return self.session(self, prompt_ids, "hidden_states" in needs)
+        return self.session(self, prompt_ids, needs)
 
 
 def faulty(session_class, **attributes):
@@ -219,7 +219,7 @@ class ScalesByTheCall(TableSession):
 
     def verify(self, draft):
         verification = super().verify(draft)
-        return Verification(verification.logits * (1 + 0.01 * len(draft)), verification.hidden_states)
+        return Verification(verification.logits * (1 + 0.01 * len(draft)), verification.features)
 
 
 class ReusesItsBuffer(TableSession):
@@ -227,7 +227,7 @@ class ReusesItsBuffer(TableSession):
         verification = super().verify(draft)
         buffer = self._lm.__dict__.setdefault("buffer", torch.zeros(64, 20, dtype=torch.float64))
         buffer[: len(draft) + 1] = verification.logits
-        return Verification(buffer[: len(draft) + 1], verification.hidden_states)
+        return Verification(buffer[: len(draft) + 1], verification.features)
 
 
 class KeepsWhatWasAbandoned(TableSession):
@@ -243,14 +243,14 @@ class RollsHiddenStates(TableSession):
 
     def verify(self, draft):
         verification = super().verify(draft)
-        hidden = verification.hidden_states
-        return Verification(verification.logits, None if hidden is None else hidden.roll(-1, 0))
+        features = {name: rows.roll(-1, 0) for name, rows in verification.features.items()}
+        return Verification(verification.logits, features)
 
 
 class ForgetsAfterFortyTokens(TableSession):
     def verify(self, draft):
         verification = super().verify(draft)
-        return Verification(verification.logits.roll(int(len(self.cached) > 40), 1), verification.hidden_states)
+        return Verification(verification.logits.roll(int(len(self.cached) > 40), 1), verification.features)
 
 
 class SharesItsSequence(FaultyTable):
@@ -259,7 +259,7 @@ class SharesItsSequence(FaultyTable):
     def start(self, prompt_ids, needs=frozenset()):
         if not hasattr(self, "only"):
             self.only = TableSession(self, prompt_ids)
-        self.only.__init__(self, prompt_ids, "hidden_states" in needs)
+        self.only.__init__(self, prompt_ids, needs)
         return self.only
 
 
@@ -541,7 +541,7 @@ DRAFTERS = {
     "draws all rows with one noise": (DrawsAllRowsWithOneNoise, "are not drawn from its probs"),
     "draws all drafts with one noise": (DrawsAllDraftsWithOneNoise, "are not drawn from its probs"),
     "changes the model that it is bound to": (ChangesTheModelItIsBoundTo, "bind changed the model"),
-    "writes into the hidden states that it is shown": (WritesIntoHiddenStates, "changed the logits or hidden states"),
+    "writes into the features that it is shown": (WritesIntoHiddenStates, "changed the logits or features"),
     "keeps the caller's list and extends it": (KeepsThePromptForItself, "changed the prompt"),
 }
 VERIFIERS = {
@@ -552,8 +552,8 @@ VERIFIERS = {
     "a buffer that the next call overwrites": (faulty(ReusesItsBuffer), "have changed since"),
     "an abandoned draft stays cached": (faulty(KeepsWhatWasAbandoned), "its logits differ"),
     "one sequence for all sessions": (SharesItsSequence(20), "has cached|its logits differ"),
-    "no hidden states": (IgnoresHiddenStates(20), r"returned None; expected \[k\+1, D\]"),
-    "hidden states of the next position": (faulty(RollsHiddenStates), "row 0 of the hidden states"),
+    "no features": (IgnoresHiddenStates(20), r"returned None; expected \[k\+1, D\]"),
+    "features of the next position": (faulty(RollsHiddenStates), "row 0 of the features"),
     "a long history is forgotten": (faulty(ForgetsAfterFortyTokens), "its logits differ"),
 }
 OUTPUTS_DIFFER = "outputs with .* drafts are not the target's"

@@ -91,13 +91,18 @@ class Verifier(Protocol):
     """The target. ``vocab_size`` is V of its logits; ``max_length`` the longest sequence, ``None`` if unbounded.
 
     ``invariance`` declares how a row of logits depends on the width of the forward: ``"bitwise"`` not at all,
-    ``"argmax"`` only in rounding (a near-tie may fall the other way), ``"none"`` no promise. It may be
-    :class:`Strictable` and :class:`Describable`, and its factory :class:`Ranked`.
+    ``"argmax"`` only in rounding (a near-tie may fall the other way), ``"none"`` no promise.
+
+    ``approximations`` lists, in a few words each, what it does otherwise than the model that it was given beyond
+    rounding: "keys and values cached in int8", say. Usually it is empty. Each is named in the guarantee.
+
+    It may be :class:`Strictable` and :class:`Describable`, and its factory :class:`Ranked`.
     """
 
     vocab_size: int
     max_length: int | None
     invariance: Invariance
+    approximations: tuple[str, ...]
 
     def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> VerifySession:
         """Begin a sequence with a prompt of at least one token.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["eos", "stop", "length"]
-ExactTo = Literal["quantized", "full", "none"]
+ExactTo = Literal["quantized", "full", "target"]
 
 
 def _as_token_ids(token_ids: Iterable[int]) -> tuple[int, ...]:
@@ -60,11 +60,11 @@ class Verification:
     Args:
         logits: ``[k+1, V]``, any floating dtype. Row i predicts the token that follows ``draft[:i]``, so row 0 judges
             ``draft[0]`` and row k yields the bonus token.
-        hidden_states: ``[k+1, D]`` last hidden states of the same positions, where a drafter asked for them.
+        features: ``[k+1, D]`` of the same positions by name, as in ``"hidden:-1"``: what the drafter asked for.
     """
 
     logits: Tensor
-    hidden_states: Tensor | None = None
+    features: Mapping[str, Tensor] = attrs.field(factory=dict)
 
     @property
     def rows(self) -> Tensor | Sequence[Tensor]:

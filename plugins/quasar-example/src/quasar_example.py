@@ -11,7 +11,7 @@ class EchoDrafter:
     def __init__(self, k=4):
         self.k = k
 
-    def start(self, prompt_ids, sampling):
+    def start(self, prompt_ids, sampling, target):
         return EchoSession(self.k, list(prompt_ids))
 
 

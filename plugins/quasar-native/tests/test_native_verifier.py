@@ -177,12 +177,12 @@ def test_what_the_kernel_has_packed_is_shared():
 def test_hidden_states_come_where_they_are_asked_for():
     """Those after the last norm, one row a position."""
     model = model_of("llama")
-    session = native(model).start(TOKENS[:5], frozenset({"hidden_states"}))
+    session = native(model).start(TOKENS[:5], frozenset({"hidden:-1"}))
     found = session.verify(Draft(TOKENS[5:12]))
     with torch.no_grad():
         output = model(torch.tensor([TOKENS[:12]]), output_hidden_states=True)
-    torch.testing.assert_close(found.hidden_states, output.hidden_states[-1][0, 4:], rtol=0, atol=1e-4)
-    assert native(model).start(TOKENS[:5]).verify(EMPTY_DRAFT).hidden_states is None
+    torch.testing.assert_close(found.features["hidden:-1"], output.hidden_states[-1][0, 4:], rtol=0, atol=1e-4)
+    assert native(model).start(TOKENS[:5]).verify(EMPTY_DRAFT).features == {}
 
 
 def test_two_sessions_on_two_threads_say_what_they_say_alone():
@@ -248,7 +248,7 @@ def test_a_prompt_that_is_no_sequence_of_the_vocabulary_is_refused(prompt):
 
 def test_a_need_that_cannot_be_met_is_refused():
     """The message names it."""
-    with pytest.raises(UnsupportedModelError, match=r"attentions.*logits and hidden_states"):
+    with pytest.raises(UnsupportedModelError, match=r"attentions.*native has 'hidden:-1'"):
         native(model_of("llama")).start(TOKENS, frozenset({"attentions"}))
 
 

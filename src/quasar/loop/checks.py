@@ -99,10 +99,10 @@ def prefill(session: VerifySession, max_rows: int | None = None) -> int:
 
 @contextmanager
 def faults_of(strategy: object, method: str) -> Iterator[None]:
-    """Name the strategy whose method raised something that is no error of ours."""
+    """Name the strategy whose method raised something that is neither an error of ours nor a lack of memory."""
     try:
         yield
-    except QuasarError:
+    except (QuasarError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         name = f"{type(strategy).__name__}.{method}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quasar.errors import InvalidRequestError
 from quasar.loop.sampling import Sampling
 from quasar.protocols import AcceptancePolicy, Invariance, Verifier
 
@@ -14,13 +15,27 @@ _EXCEPTIONS: dict[Invariance, str] = {
 }
 
 
+def check_exact(exact_to: str, verifier: Verifier) -> None:
+    """Refuse to promise the full model where the verifier approximates it.
+
+    Raises:
+        InvalidRequestError: It does; the message names how.
+    """
+    if exact_to == "full" and verifier.approximations:
+        raise InvalidRequestError(
+            f"exact_to='full' promises the model as it was given, and {type(verifier).__name__} approximates it "
+            f"({'; '.join(verifier.approximations)}); choose a verifier that does not, or exact_to='quantized'"
+        )
+
+
 def guarantee_of(verifier: Verifier, policy: AcceptancePolicy, exact_to: str, target: str, sampling: Sampling) -> str:
-    """The claim for an output of :func:`quasar.loop.decode.decode`; starts with what the output equals.
+    """The claim for an output of :func:`quasar.loop.decode.speculate`; starts with what the output equals.
 
     Args:
-        exact_to: ``"quantized"`` or ``"full"``: which model the target is.
+        exact_to: ``"quantized"`` or ``"full"``: which model the target is; ``"target"``: nobody said.
         target: The same for a reader, as in "the model quantized by w8a8".
     """
+    target = _with_approximations(target, verifier)
     if not policy.lossless:
         return f"none: {type(policy).__name__} is lossy; the output may differ from that of {target}"
     how = "greedily" if sampling.is_greedy else f"with the same seed ({sampling.seed})"
@@ -31,6 +46,12 @@ def guarantee_of(verifier: Verifier, policy: AcceptancePolicy, exact_to: str, ta
     return f"{exact_to}: {claim}, {_EXCEPTIONS[verifier.invariance]}"
 
 
-def guarantee_of_reference(exact_to: str, target: str) -> str:
+def guarantee_of_reference(verifier: Verifier, exact_to: str, target: str) -> str:
     """The claim for the target decoded alone."""
-    return f"{exact_to}: the output of {target} itself, one token a step"
+    return f"{exact_to}: the output of {_with_approximations(target, verifier)} itself, one token a step"
+
+
+def _with_approximations(target: str, verifier: Verifier) -> str:
+    """As in "the model as it was given, with keys and values cached in int8,"."""
+    listed = verifier.approximations
+    return f"{target}, with {' and with '.join(listed)}," if listed else target

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
 from quasar.checkpoints.models import load_model
 from quasar.errors import InvalidRequestError
+from quasar.loop.checks import is_bindable
 from quasar.loop.decode import reference_decode, speculate
 from quasar.loop.decoding import Decoding, Parts, PlainDecoding
 from quasar.loop.detokenize import IncrementalText
@@ -17,8 +19,8 @@ from quasar.loop.processing import Processing
 from quasar.loop.stop_strings import TextStream
 from quasar.loop.stopping import Criterion, Stopping
 from quasar.pipeline.generation import Generation
-from quasar.pipeline.guarantees import guarantee_of, guarantee_of_reference
-from quasar.pipeline.plan import Choices, DrafterLike, Plan
+from quasar.pipeline.guarantees import check_exact, guarantee_of, guarantee_of_reference
+from quasar.pipeline.plan import Choices, DrafterLike, Plan, spec_of
 from quasar.pipeline.prompts import Prompt, checked_prompt_ids, encode, encode_prompt
 from quasar.pipeline.request import Request, Settings
 from quasar.protocols import AcceptancePolicy, Drafter, Verifier
@@ -39,7 +41,8 @@ class Pipeline:
         tokenizer: A transformers tokenizer, or ``None`` if only token ids go in and out.
         drafter: Spec string, Drafter, or a function ``(token_ids, k) -> token ids``.
         policy: Spec string or AcceptancePolicy; ``"auto"`` is coupled, hence greedy at temperature 0.
-        exact_to: What the verifier's target is, for the guarantee: ``"quantized"`` or ``"full"``.
+        exact_to: What the verifier's target is, for the guarantee: ``"quantized"`` or ``"full"``. ``"target"`` claims
+            nothing of the model behind it, only that the output is what the verifier alone would say.
         target_name: The target for a reader of the guarantee.
         eos_token_ids: Where the model ends its output, unless a call says otherwise.
     """
@@ -51,19 +54,24 @@ class Pipeline:
         *,
         drafter: DrafterLike = "ngram",
         policy: str | AcceptancePolicy = "auto",
-        exact_to: ExactTo = "full",
-        target_name: str = "the target",
+        exact_to: ExactTo = "target",
+        target_name: str = "the verifier's target",
         eos_token_ids: int | Iterable[int] | None = None,
     ) -> None:
-        if exact_to not in ("quantized", "full"):
-            raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
+        if exact_to not in get_args(ExactTo):
+            raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized', 'full' or 'target'")
         registry = default_registry()
         self.verifier: Verifier = registry.build("verifier", verifier)
         self.drafter: Drafter = registry.build("drafter", drafter)
         self.policy: AcceptancePolicy = registry.build("policy", "coupled" if policy == "auto" else policy)
         self.tokenizer = tokenizer
         self.exact_to: ExactTo = exact_to
-        self.description: dict[str, Any] = {"exact_to": exact_to, "invariance": self.verifier.invariance}
+        check_exact(exact_to, self.verifier)
+        self.description: dict[str, Any] = {
+            "exact_to": exact_to,
+            "invariance": self.verifier.invariance,
+            "approximations": list(self.verifier.approximations),
+        }
         self._target_name = target_name
         self._eos_token_ids = eos_token_ids
 
@@ -118,13 +126,41 @@ class Pipeline:
             tokenizer,
             drafter=drafter,
             policy=plan.policy,
-            exact_to=plan.exact_to,
+            exact_to=plan.exact_to_of(verifier),
             target_name=plan.target_name,
             eos_token_ids=_eos_of(model, tokenizer),
         )
         pipeline.description |= plan.describe(model)
         if describe := getattr(verifier, "describe", None):
             pipeline.description["verification"] = dict(describe())
+        return pipeline
+
+    def with_drafter(self, drafter: DrafterLike) -> Pipeline:
+        """The same target, decoded with another drafter, and with the same claim; all weights are shared.
+
+        Args:
+            drafter: Spec string, Drafter, or a function ``(token_ids, k) -> token ids``. It drafts for the target: a
+                cascade that drafted before is replaced whole.
+
+        Raises:
+            InvalidRequestError: The drafter has a method ``bind``, and the model it would be bound to is not kept.
+        """
+        built: Drafter = default_registry().build("drafter", drafter)
+        if is_bindable(built):
+            raise InvalidRequestError(
+                f"{type(built).__name__} is bound to the model as it was given, which a pipeline does not keep; "
+                "give it to Pipeline.from_model or from_pretrained"
+            )
+        return self._with("drafter", drafter, drafter=built)
+
+    def with_policy(self, policy: str | AcceptancePolicy) -> Pipeline:
+        """The same target, drafted for as before, with another policy; all weights are shared."""
+        name = "coupled" if policy == "auto" else policy
+        return self._with("policy", policy, policy=default_registry().build("policy", name))
+
+    def _with(self, kind: str, given: object, **changed: Any) -> Pipeline:
+        pipeline = copy.copy(self)
+        vars(pipeline).update(changed, description={**self.description, kind: spec_of(given)})
         return pipeline
 
     @overload
@@ -197,7 +233,7 @@ class Pipeline:
         else:
             one = PlainDecoding(prompt_ids, **parts)
             steps = reference_decode(one)
-            guarantee = guarantee_of_reference(self.exact_to, self._target_name)
+            guarantee = guarantee_of_reference(self.verifier, self.exact_to, self._target_name)
         stream = None if text is None else TextStream(text, request.stop)
         return Generation(steps, one, text=stream, guarantee=guarantee, logprobs=request.logprobs)
 

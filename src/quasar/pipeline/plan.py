@@ -102,7 +102,7 @@ class Plan:
             verifier=verifier,
             calibration=_prompts(choices.get("calibration")),
             strict=_checked_strict(choices.get("strict", False)),
-            specs={kind: _spec_of(strategy) for kind, strategy in named.items()},
+            specs={kind: spec_of(strategy) for kind, strategy in named.items()},
             choices=choices,
         )
 
@@ -120,6 +120,15 @@ class Plan:
                 "exact_to='full' needs the full weights, and this model comes quantized; give the full model"
             )
         return attrs.evolve(Plan.of({**self.choices, "quantizer": "none"}), exact_to="quantized")
+
+    def exact_to_of(self, verifier: Verifier) -> ExactTo:
+        """What the output equals, now that the verifier is there.
+
+        A full model that a verifier approximates is no longer the full model, unless that was asked for: then
+        building the pipeline fails.
+        """
+        asked = self.choices.get("exact_to") == "full"
+        return "quantized" if verifier.approximations and not asked else self.exact_to
 
     @property
     def target_name(self) -> str:
@@ -157,7 +166,7 @@ class Plan:
     def describe(self, model: PreTrainedModel) -> dict[str, Any]:
         """For a reader and for JSON; without the single layers."""
         quantization = {key: value for key, value in self.quantizer.describe().items() if key != "layers"}
-        verifier = _spec_of(default_registry().resolve_verifier(self.verifier, model))
+        verifier = spec_of(default_registry().resolve_verifier(self.verifier, model))
         return {
             **self.specs,
             "verifier": verifier,
@@ -206,5 +215,6 @@ def _prompts(calibration: Calibration) -> Sequence[str]:
     return calibration
 
 
-def _spec_of(strategy: object) -> str:
+def spec_of(strategy: object) -> str:
+    """How a strategy was given: its spec string, or the name of what was passed."""
     return strategy if isinstance(strategy, str) else getattr(strategy, "__name__", type(strategy).__name__)

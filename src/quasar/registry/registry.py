@@ -279,6 +279,10 @@ def _check_declared(kind: str, strategy: Any, who: str) -> None:
     """Attributes that a loop reads later; a value outside their type would surface far from who set it."""
     if kind == "verifier" and strategy.invariance not in (known := get_args(Invariance)):
         raise PluginError(f"{who} declares invariance={strategy.invariance!r}; choose one of {', '.join(known)}")
+    if kind == "verifier":
+        listed = strategy.approximations
+        if not isinstance(listed, tuple) or not all(isinstance(one, str) and one for one in listed):
+            raise PluginError(f"{who} declares approximations={listed!r}; give a tuple of texts, maybe empty")
     if kind == "drafter":
         needs = strategy.needs
         if not isinstance(needs, frozenset) or not all(isinstance(name, str) for name in needs):

@@ -155,8 +155,7 @@ class _Sequence:
         draft = checked_draft(self.drafting.propose(max_tokens), max_tokens, self.drafting, self._target)
         _check_probs(self._who, draft)
         verification = self._verifying.verify(draft)
-        tensors = (verification.logits, verification.hidden_states)
-        self._shown += [(tensor, tensor.clone()) for tensor in tensors if tensor is not None]
+        self._shown += [(tensor, tensor.clone()) for tensor in (verification.logits, *verification.features.values())]
         kept = draft.token_ids[: min(turn.n_kept, len(draft))]
         committed = [*kept, turn.next_token]
         self._verifying.commit(committed)
@@ -169,7 +168,7 @@ class _Sequence:
         """What was given to the drafter is as it was."""
         require(self._given[0] == self._given[1], f"{self._who} changed the prompt that it was started with")
         kept = all(torch.equal(shown, copy) for shown, copy in self._shown)
-        require(kept, f"{self._who} changed the logits or hidden states that it was shown")
+        require(kept, f"{self._who} changed the logits or features that it was shown")
 
 
 def _check_probs(who: str, draft: Draft) -> None:

@@ -15,7 +15,7 @@ Proposer = Callable[[list[int], int], list[int]]
 class TableLM:
     """A verifier whose logits are a float64 function of the last ``order`` tokens: equality with it is exact.
 
-    Its hidden states, where asked for, are the logits themselves.
+    Its features, whatever they are called, are the logits themselves.
 
     Args:
         seed: Chooses the table.
@@ -24,6 +24,7 @@ class TableLM:
     """
 
     invariance: Invariance = "bitwise"
+    approximations: tuple[str, ...] = ()
 
     def __init__(
         self, vocab_size: int, seed: int = 0, order: int = 2, levels: int = 1000, max_length: int | None = None
@@ -50,7 +51,7 @@ class TableLM:
         return token_ids[len(prompt_ids) :]
 
     def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> TableSession:
-        self.sessions.append(TableSession(self, prompt_ids, "hidden_states" in needs))
+        self.sessions.append(TableSession(self, prompt_ids, needs))
         return self.sessions[-1]
 
 
@@ -63,9 +64,9 @@ class TableSession:
         rollbacks: How often a step kept less than was verified.
     """
 
-    def __init__(self, lm: TableLM, prompt_ids: Sequence[int], with_hidden_states: bool = False) -> None:
+    def __init__(self, lm: TableLM, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> None:
         self._lm = lm
-        self._with_hidden_states = with_hidden_states
+        self._needs = needs
         self.cached = list(prompt_ids[:-1])
         self.kept = len(self.cached)
         self.last = prompt_ids[-1]
@@ -85,7 +86,7 @@ class TableSession:
         rows = [self._lm.row([*self.cached, *block[: i + 1]]) for i in range(len(block))]
         self.cached += block
         logits = torch.stack(rows)
-        return Verification(logits, logits.clone() if self._with_hidden_states else None)
+        return Verification(logits, {name: logits.clone() for name in self._needs})
 
     def commit(self, token_ids: Sequence[int]) -> None:
         kept = self.committed_length - 1 + len(token_ids)

@@ -19,8 +19,17 @@ from quasar.testing.running import for_all, global_random_state_kept, require, r
 from quasar.testing.sessions import PlainDecoding, Sequence, check_row, session_machine
 from quasar.testing.strategies import token_ids
 from quasar.types import EMPTY_DRAFT, Draft
+from quasar.weights.layers import structure_copy
+from quasar.weights.linear import quantized_layers
 
 _STEPS = 16
+_COMPARED, _AT_ONCE = 64, 7
+_FLOAT = {torch.float64: 1e-6, torch.float32: 1e-4}
+_ROUNDED = 0.15
+"""How far logits may be from the model's, as root mean square in units of their standard deviation.
+
+Where activations are rounded to integers, or to 16 bits by the model, last bits become whole rounding steps.
+"""
 
 
 def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int = 25) -> None:
@@ -28,11 +37,13 @@ def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int
 
     Rows of a block are those of plain decoding, as exactly as ``invariance`` declares; a later token of a draft moves
     no bit of an earlier row; what is not committed is rolled back; sessions do not disturb each other; a session with
-    a past says what a new one says; logits are the caller's to keep; no global random state is used.
+    a past says what a new one says; logits are the caller's to keep; no global random state is used. Unless it lists
+    ``approximations``, its logits are those of a plain forward of the model, up to rounding.
 
     Args:
         verifier: A Verifier, or a spec string, which is built over ``model``.
-        model: A causal LM; ``None``: a tiny random Llama.
+        model: A causal LM; ``None``: a tiny random Llama for a spec string. A verifier that is given as an object must
+            be that model's.
         examples: Runs of the state machine.
 
     Raises:
@@ -48,6 +59,8 @@ def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int
         f"{who}: max_length={built.max_length!r}, expected a positive integer or None",
     )
     check_needs(built)
+    if arguments or model is not None:
+        check_computes(built, arguments[0] if arguments else model)
     run_state_machine_as_test(
         session_machine(built), settings=settings(run_settings(examples), stateful_step_count=_STEPS)
     )
@@ -75,37 +88,62 @@ def first_rows(verifier: Verifier, prompt: tuple[int, ...], draft: tuple[int, ..
 
 
 def check_needs(verifier: Verifier) -> None:
-    """Hidden states come as one row a position where they were asked for, or are refused at the start.
+    """Features come as one row a position where they were asked for, or are refused at the start.
 
     A row is that of its own position: the one that plain decoding has there, up to rounding.
     """
-    needs: frozenset[str] = frozenset({"hidden_states"})
-    prompt = [0, 1 % verifier.vocab_size]
+    name = "hidden:-1"
+    needs, prompt = frozenset({name}), [0, 1 % verifier.vocab_size]
     try:
         session = verifier.start(prompt, needs)
     except UnsupportedModelError:
         return
     draft = [token_id % verifier.vocab_size for token_id in (2, 3)]
-    hidden = session.verify(Draft(draft)).hidden_states
+    hidden = session.verify(Draft(draft)).features.get(name)
     shape = None if hidden is None else list(hidden.shape)
     require(
         hidden is not None and hidden.dim() == 2 and len(hidden) == 3,
-        f"{type(verifier).__name__} was started for a drafter that needs hidden states and returned {shape}; expected "
+        f"{type(verifier).__name__} was started for a drafter that needs {name!r} and returned {shape}; expected "
         "[k+1, D], or UnsupportedModelError from start",
     )
     assert hidden is not None
     alone = verifier.start(prompt, needs)
     for row, token_id in enumerate((*draft, None)):
-        expected = alone.verify(EMPTY_DRAFT).hidden_states
-        assert expected is not None
+        expected = alone.verify(EMPTY_DRAFT).features[name]
         scale = float(expected.double().abs().max())
         apart = float((hidden[row].double() - expected[0].double()).abs().max())
         require(
             scale > 0 and apart <= 0.1 * scale,
-            f"{type(verifier).__name__}: row {row} of the hidden states of a block is not that of its position",
+            f"{type(verifier).__name__}: row {row} of the features of a draft is not that of its position",
         )
         if token_id is not None:
             alone.commit([token_id])
+
+
+def check_computes(verifier: Verifier, model: Any) -> None:
+    """Without approximations that are declared, logits are those of a plain forward of the model, up to rounding."""
+    if verifier.approximations:
+        return
+    length = min(_COMPARED, verifier.max_length or _COMPARED)
+    tokens = torch.randint(verifier.vocab_size, (length,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        evaluated = model if not model.training else structure_copy(model).eval()
+        given = torch.tensor([tokens], device=model.device)
+        expected = evaluated(input_ids=given, use_cache=False).logits[0].double().cpu()
+    session, rows = start_verifying(verifier, tokens[: length // 2], frozenset()), []
+    for begin in range(length // 2, length, _AT_ONCE):
+        draft = Draft(tokens[begin : begin + _AT_ONCE])
+        rows.append(session.verify(draft).logits[:-1].double().cpu())
+        session.commit(draft.token_ids)
+    found, expected = torch.cat(rows), expected[length // 2 - 1 : -1]
+    apart = float((found - expected).square().mean().sqrt() / expected.std().clamp_min(1e-30))
+    rounds = any(layer.activations != "none" for layer in quantized_layers(model).values())
+    allowed = _ROUNDED if rounds else _FLOAT.get(model.dtype, _ROUNDED)
+    require(
+        apart <= allowed,
+        f"{type(verifier).__name__} lists no approximations, and its logits differ from the model's by {apart:.2g} of "
+        f"their standard deviation, where rounding explains {allowed:g}",
+    )
 
 
 def check_long(verifier: Verifier) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
-from quasar.loop.prefix import common_prefix_length
 from quasar.options import flag
 from quasar.protocols import Invariance
-from quasar.types import Draft, Verification
+from quasar.types import Verification
 from quasar.verifiers.attention import attending_by_rows, use_row_attention
 from quasar.verifiers.cache import check_can_roll_back, new_cache, roll_back
+from quasar.verifiers.features import hidden_states_of
 from quasar.verifiers.fixed_width import use_fixed_blocks
 from quasar.verifiers.invariance import WIDTHS, measure_invariance
+from quasar.verifiers.session import CachedSession, checked_prompt
 from quasar.weights.layers import structure_copy
 from quasar.weights.linear import QuantizedLinear
 
@@ -34,6 +36,7 @@ class CausalLMVerifier:
     """
 
     speed = 0
+    approximations: tuple[str, ...] = ()
 
     @staticmethod
     def refuses(model: object) -> str | None:
@@ -87,65 +90,50 @@ class CausalLMVerifier:
             )
 
     def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> CausalLMSession:
-        unknown = needs - {"logits", "hidden_states"}
-        if unknown:
-            raise UnsupportedModelError(f"the drafter needs {sorted(unknown)}; causal_lm has logits and hidden_states")
-        if not prompt_ids or not all(0 <= token_id < self.vocab_size for token_id in prompt_ids):
-            what = "is empty" if not prompt_ids else f"has ids outside 0…{self.vocab_size - 1}"
-            raise InvalidRequestError(f"the prompt {what}; give at least one token of the model's vocabulary")
-        return CausalLMSession(self.model, prompt_ids, "hidden_states" in needs)
+        n_layers = self.model.config.get_text_config().num_hidden_layers
+        hidden = hidden_states_of(needs, n_layers, "causal_lm") if needs else {}
+        return CausalLMSession(self.model, checked_prompt(prompt_ids, self.vocab_size, self.max_length), hidden)
 
 
-class CausalLMSession:
-    """One sequence: its committed tokens, and a cache of all of them but the last."""
+class CausalLMSession(CachedSession):
+    """One sequence over a cache of transformers'.
 
-    def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[int], with_hidden_states: bool) -> None:
-        self._model = model
-        self._with_hidden_states = with_hidden_states
+    Args:
+        model: Able to attend by rows, where its attention is replaceable.
+        prompt_ids: See :class:`quasar.verifiers.session.CachedSession`.
+        hidden: Index of the hidden states of each feature.
+    """
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[int], hidden: Mapping[str, int]) -> None:
+        super().__init__(prompt_ids, frozenset(hidden))
+        self._model, self._hidden = model, hidden
         self._cache = new_cache()
-        self._token_ids: list[int] = []
-        self.restart(prompt_ids)
 
     @property
     def cached_length(self) -> int:
-        """Positions in the cache; between steps one less than the committed tokens, after a restart maybe fewer."""
         return self._cache.get_seq_length()
 
-    def verify(self, draft: Draft) -> Verification:
-        roll_back(self._cache, len(self._token_ids) - 1)  # in case the last draft was verified but never judged
-        behind = self._token_ids[self.cached_length :]  # the last token alone, unless the session was restarted
-        with attending_by_rows():
-            return self._forward((*behind, *draft.token_ids), n_logits=len(draft) + 1)
+    def _truncate(self, length: int) -> None:
+        roll_back(self._cache, length)
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        self._token_ids += token_ids
-        roll_back(self._cache, len(self._token_ids) - 1)
-
-    def restart(self, token_ids: Sequence[int]) -> None:
-        """Become the session of ``token_ids``, keeping what is cached of a common beginning.
-
-        What a common beginning lacks is computed with the next draft, in one forward.
-        """
-        cached = min(common_prefix_length(self._token_ids, token_ids), self.cached_length, len(token_ids) - 1)
-        roll_back(self._cache, cached)
-        self._token_ids = list(token_ids)
-        # A prompt gets a forward of its own, so that its keys and values are the same whatever is drafted.
-        if cached == 0 and len(token_ids) > 1:
-            self._forward(token_ids[:-1], n_logits=1)
+    def _free(self) -> None:
+        self._cache = new_cache()
 
     @torch.no_grad()
-    def _forward(self, token_ids: Sequence[int], *, n_logits: int) -> Verification:
+    def _forward(self, token_ids: Sequence[int], n_logits: int, *, as_prompt: bool) -> Verification:
         # No attention mask is passed: nothing is padded, and the model then makes the causal mask from the length of
         # the cache, aligned to its end (bottom-right).
-        output = self._model(
-            input_ids=torch.tensor([token_ids], device=self._model.device),
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=n_logits,
-            output_hidden_states=self._with_hidden_states,
-        )
-        hidden = output.hidden_states[-1][0, -n_logits:] if self._with_hidden_states else None
-        return Verification(output.logits[0], hidden)
+        with nullcontext() if as_prompt else attending_by_rows():
+            output = self._model(
+                input_ids=torch.tensor([token_ids], dtype=torch.int64, device=self._model.device),
+                cache=self._cache,
+                use_cache=True,
+                logits_to_keep=max(1, n_logits),
+                output_hidden_states=bool(self._hidden),
+            )
+        n_rows = n_logits or len(token_ids)
+        features = {name: output.hidden_states[index][0, -n_rows:] for name, index in self._hidden.items()}
+        return Verification(output.logits[0], features)
 
 
 def _keeps_rounding_small(model: PreTrainedModel) -> bool:

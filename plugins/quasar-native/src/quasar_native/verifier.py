@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.options import choice
 from quasar.protocols import Invariance, Verifier, VerifySession
 from quasar.verifiers.causal_lm import CausalLMVerifier
+from quasar.verifiers.session import checked_prompt
 from quasar_native import _native
 from quasar_native.architecture import Architecture
 from quasar_native.kernel import checked_instructions, checked_threads
@@ -62,7 +64,7 @@ class NativeVerifier:
         except UnsupportedModelError as error:
             self._fall_back(model, str(error))
         else:
-            self._use(architecture)
+            self._use(architecture, model)
 
     @staticmethod
     def check_options(*, threads: int | None = None, cache: str = "float32", instructions: str = "auto") -> None:
@@ -71,11 +73,12 @@ class NativeVerifier:
         checked_instructions(instructions)
         checked_threads(threads)
 
-    def _use(self, architecture: Architecture) -> None:
+    def _use(self, architecture: Architecture, model: PreTrainedModel) -> None:
         engine = self._engine = architecture.engine
         self.vocab_size: int = engine.vocab
         self.max_length: int | None = engine.max_length or None
         self.invariance: Invariance = "bitwise"
+        self.approximations: tuple[str, ...] = self._approximations(model.dtype)
         self._description = {
             "engine": "native",
             "threads": engine.threads,
@@ -85,10 +88,19 @@ class NativeVerifier:
             "bytes_per_forward": engine.bytes(),
         }
 
+    def _approximations(self, dtype: torch.dtype) -> tuple[str, ...]:
+        """What the engine does otherwise than a model in ``dtype``."""
+        found = []
+        if dtype != torch.float32:
+            found.append(f"activations kept in float32 where the model rounds them to {dtype}".replace("torch.", ""))
+        if self._cache != "float32":
+            found.append(f"keys and values cached in {self._cache}")
+        return tuple(found)
+
     def _fall_back(self, model: PreTrainedModel, reason: str) -> None:
         fallback = self._fallback = CausalLMVerifier(model)
         self.vocab_size, self.max_length = fallback.vocab_size, fallback.max_length
-        self.invariance = fallback.invariance
+        self.invariance, self.approximations = fallback.invariance, fallback.approximations
         self._description = {"engine": "transformers", "reason": reason}
 
     def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> VerifySession:
@@ -100,14 +112,13 @@ class NativeVerifier:
         """
         if self._fallback is not None:
             return self._fallback.start(prompt_ids, needs)
-        unknown = needs - {"logits", "hidden_states"}
-        if unknown:
-            raise UnsupportedModelError(f"the drafter needs {sorted(unknown)}; native has logits and hidden_states")
-        if not prompt_ids or not all(0 <= token_id < self.vocab_size for token_id in prompt_ids):
-            what = "is empty" if not prompt_ids else f"has ids outside 0…{self.vocab_size - 1}"
-            raise InvalidRequestError(f"the prompt {what}; give at least one token of the model's vocabulary")
+        if unknown := needs - {"hidden:-1"}:
+            raise UnsupportedModelError(
+                f"the drafter needs {', '.join(sorted(unknown))}; native has 'hidden:-1', causal_lm others too"
+            )
         assert self._engine is not None
-        return NativeSession(self._engine, self._cache, prompt_ids, "hidden_states" in needs)
+        prompt = checked_prompt(prompt_ids, self.vocab_size, self.max_length)
+        return NativeSession(self._engine, self._cache, prompt, needs)
 
     def strict(self) -> Verifier:
         """A verifier whose logits are bit-identical at any width: this one, unless transformers runs the model."""

@@ -1,0 +1,82 @@
+"""Sessions of the engine, and what its verifier says of itself."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from native_models import model_of, random_tokens
+
+from quasar import Pipeline
+from quasar.errors import InvalidRequestError
+from quasar.loop.checks import prefill
+from quasar.testing import ConformanceError, check_verifier
+from quasar.testing.models import tiny
+from quasar.types import EMPTY_DRAFT, Draft
+from quasar.verifiers.causal_lm import CausalLMVerifier
+from quasar_native.verifier import NativeVerifier
+
+TOKENS = random_tokens(80)
+
+
+@pytest.mark.parametrize("cache", ["bfloat16", "int8"])
+def test_a_cache_that_rounds_is_named_and_never_called_the_full_model(cache):
+    """Its tokens differ from those of the model, so the claim must."""
+    what = f"keys and values cached in {cache}"
+    pipe = Pipeline.from_model(model_of("llama"), quantizer="none", verifier=f"native:cache={cache}")
+    guarantee = pipe.generate_ids(TOKENS[:5], max_new_tokens=4).guarantee
+    assert guarantee.startswith(f"quantized: the tokens equal those of the model as it was given, with {what}, decoded")
+    assert pipe.description["approximations"] == [what]
+    with pytest.raises(InvalidRequestError, match=f"NativeVerifier approximates it .{what}"):
+        Pipeline.from_model(model_of("llama"), quantizer="none", exact_to="full", verifier=f"native:cache={cache}")
+    silent = NativeVerifier(model_of("llama"), cache=cache)
+    silent.approximations = ()
+    with pytest.raises(ConformanceError, match="NativeVerifier lists no approximations"):
+        check_verifier(silent, model_of("llama"), examples=1)
+
+
+def test_a_model_in_16_bits_is_named_as_computed_in_32():
+    """The engine does not round activations where the model does, so it does not say the model's own tokens."""
+    model = copy.deepcopy(model_of("llama")).bfloat16()
+    pipe = Pipeline.from_model(model, quantizer="none", verifier="native")
+    assert pipe.verifier.describe()["engine"] == "native"
+    assert pipe.description["approximations"] == ["activations kept in float32 where the model rounds them to bfloat16"]
+    assert pipe.generate_ids(TOKENS[:5], max_new_tokens=4).guarantee.startswith("quantized: ")
+    assert Pipeline.from_model(model_of("llama"), quantizer="none", verifier="native").exact_to == "full"
+
+
+def test_a_fallback_approximates_nothing():
+    """transformers runs it then, with a cache of its own."""
+    verifier = NativeVerifier(tiny("gpt2"), cache="int8")
+    assert verifier.describe()["engine"] == "transformers"
+    assert verifier.approximations == ()
+
+
+def test_where_a_prompt_is_cut_changes_no_bit():
+    whole = NativeVerifier(model_of("llama")).start(TOKENS[:40])
+    expected = whole.verify(Draft(TOKENS[40:44])).logits
+    for rows in (1, 3, 39):
+        session = NativeVerifier(model_of("llama")).start(TOKENS[:40])
+        assert (session.cached_length, session.pending) == (0, 39)
+        while session.pending:
+            before = session.pending
+            session.prefill(rows)
+            assert session.pending == max(0, before - rows)
+        assert torch.equal(session.verify(Draft(TOKENS[40:44])).logits, expected)
+        session.close()
+        with pytest.raises(InvalidRequestError, match="the session is closed"):
+            session.verify(EMPTY_DRAFT)
+
+
+def test_features_of_a_prompt_come_in_pieces():
+    """As those of the causal LM, up to rounding."""
+    tokens = [token_id % 64 for token_id in range(3, 203)]
+    needs = frozenset({"hidden:-1"})
+    session = NativeVerifier(model_of("llama")).start(tokens, needs)
+    plain = CausalLMVerifier(model_of("llama")).start(tokens, needs)
+    for one in (session, plain):
+        prefill(one)
+    found, expected = session.prompt_features["hidden:-1"], plain.prompt_features["hidden:-1"]
+    assert found.shape == expected.shape == (199, expected.shape[1])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)

@@ -12,8 +12,10 @@ import torch
 from hypothesis import find, given
 from hypothesis import strategies as st
 
+from quasar.drafters.function import FunctionDrafter
 from quasar.errors import InvalidRequestError, PluginError
 from quasar.loop.sampling import Sampling
+from quasar.loop.stopping import Stopping
 from quasar.policies import block, rejection
 from quasar.policies.block import BlockPolicy
 from quasar.policies.coupled import CoupledPolicy
@@ -21,8 +23,10 @@ from quasar.policies.greedy import GreedyPolicy
 from quasar.policies.margin import MarginPolicy
 from quasar.policies.rejection import RejectionPolicy
 from quasar.policies.typical import TypicalPolicy
+from quasar.testing.fakes import TableLM
 from quasar.testing.running import examples
 from quasar.types import EMPTY_DRAFT, Draft, Verdict, Verification
+from test_decode import run, tokens_of
 
 V = 3
 
@@ -361,3 +365,19 @@ def test_a_draft_that_cannot_come_from_its_own_probabilities_is_refused(policy):
     verification = Verification(logits_of(torch.stack([CASE[0]] * 2)))
     with pytest.raises(PluginError, match="draft token 2 at row 0 has no probability"):
         policy.decide(draft, verification, Sampling(temperature=1.0))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-300, 1e-30, 1e-7])
+@pytest.mark.parametrize("policy", [CoupledPolicy(), RejectionPolicy(), BlockPolicy()])
+@pytest.mark.parametrize("cuts", [{}, {"top_p": 0.9, "min_p": 0.1}, {"top_k": 2}])
+def test_a_tiny_temperature_gives_the_greedy_tokens(policy, temperature, cuts):
+    """Nothing overflows into NaN; the largest logit wins whatever the noise."""
+    target = TableLM(9, seed=4, levels=50)
+    own = target.greedy((1, 2), 12)
+    for seed in range(3):
+        sampling = Sampling(temperature=temperature, seed=seed, **cuts)
+        drafter = FunctionDrafter(lambda token_ids, k: [*own[len(token_ids) - 2 :][:2], 3][:k])
+        emissions = run(
+            (1, 2), drafter=drafter, verifier=target, policy=policy, sampling=sampling, stopping=Stopping(12)
+        )
+        assert tokens_of(emissions) == own

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from transformers import (
     ForcedEOSTokenLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from quasar.drafters.function import FunctionDrafter
 from quasar.drafters.none import EmptyDrafter
-from quasar.errors import InvalidRequestError, NumericalError
+from quasar.errors import InvalidRequestError, NumericalError, PluginError
 from quasar.loop.decode import reference_decode, speculate
 from quasar.loop.decoding import Decoding, PlainDecoding
 from quasar.loop.processing import Processing
@@ -26,11 +29,15 @@ from quasar.loop.sampling import Sampling
 from quasar.loop.stats import DecodeStats
 from quasar.loop.stopping import Stopping
 from quasar.pipeline.pipeline import Pipeline
+from quasar.policies.block import BlockPolicy
 from quasar.policies.coupled import CoupledPolicy
+from quasar.policies.margin import MarginPolicy
+from quasar.policies.rejection import RejectionPolicy
+from quasar.policies.typical import TypicalPolicy
 from quasar.testing.fakes import TableLM, scripted
 from quasar.testing.models import greedy, random_prompt, tiny
 from quasar.testing.running import examples
-from quasar.types import Draft, Verification
+from quasar.types import Draft, Verdict, Verification
 from strategies import Case, cases
 from test_decode import run, tokens_of
 
@@ -251,3 +258,148 @@ def test_what_cannot_be_replayed_is_refused_at_the_start(processor, message):
     """Before anything runs, by name."""
     with pytest.raises(InvalidRequestError, match=message):
         Processing([1], [processor])
+
+
+# What processors do while they run
+
+
+class CountsInASubclass(RepetitionPenaltyLogitsProcessor):
+    """A subclass of a stateless processor, with a state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(1.2)
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        return super().__call__(input_ids, scores) + (torch.arange(scores.shape[1]) * self.calls * 7) % 5
+
+
+def test_a_subclass_of_a_stateless_processor_has_its_state_by_position():
+    """With drafts that are partly wrong the output is that of plain decoding; the caller's object is never called."""
+    target, mine = TableLM(9, seed=2), CountsInASubclass()
+    parts = {"sampling": Sampling(), "stopping": Stopping(20)}
+    expected = [
+        token_id
+        for step in reference_decode(PlainDecoding((1,), verifier=target, processing=Processing((1,), [mine]), **parts))
+        for token_id in step.emission.token_ids
+    ]
+    drafter = FunctionDrafter(lambda ids, k: [*expected[len(ids) - 1 :][:2], (len(ids) * 5) % 9, 1][:k])
+    stats = DecodeStats()
+    emissions = run(
+        (1,),
+        drafter=drafter,
+        verifier=target,
+        policy=CoupledPolicy(),
+        processors=[mine],
+        stopping=Stopping(20),
+        stats=stats,
+    )
+    assert tokens_of(emissions) == expected
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    assert mine.calls == 0
+
+
+def test_a_processor_that_runs_a_model_gives_what_transformers_gives():
+    """Classifier-free guidance with a cache of its own: the state is copied by position, the model is not."""
+    model, prompt, negative = tiny("llama"), random_prompt(9), torch.tensor([random_prompt(5, seed=3)])
+
+    def guided() -> UnbatchedClassifierFreeGuidanceLogitsProcessor:
+        return UnbatchedClassifierFreeGuidanceLogitsProcessor(1.8, model, unconditional_ids=negative)
+
+    expected = greedy(model, prompt, 24, logits_processor=[guided()])
+    assert expected != greedy(model, prompt, 24)
+    for bad in (0, 2):
+        drafter = scripted(len(prompt), expected, k=4, bad=bad, vocab_size=64)
+        pipe = Pipeline.from_model(model, quantizer="none", drafter=drafter)
+        result = pipe.generate_ids(prompt, max_new_tokens=24, eos_token_id=None, logits_processors=[guided()])
+        assert list(result.token_ids) == expected
+        assert result.stats["accepted_tokens"] > 0
+
+
+class HoldsModels:
+    """Wherever a processor may keep a model: in an attribute, a container, a bound method, a partial function."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.inside = model, {"several": [(model, "x")]}
+        self.method, self.partial = model.forward, functools.partial(model.forward, 1)
+
+    def __call__(self, input_ids, scores):
+        held = (self.model, self.inside["several"][0][0], self.method.__self__, self.partial.func.__self__)
+        assert len({id(model) for model in held}) == 1
+        assert not torch.is_grad_enabled()
+        return scores + self.model.weight
+
+
+def test_a_model_inside_a_processor_is_shared_and_runs_without_gradients():
+    """Every copy has the caller's own model, and what it computes holds no graph."""
+    model = nn.Linear(9, 1)
+    processing = Processing([1], [HoldsModels(model)])
+    verification = processing.apply(Verification(torch.zeros(3, 9)), Draft([1, 2]))
+    assert not verification.logits.requires_grad
+    processing.commit([1, 2, 3])
+    assert processing._processors[0].model is model
+
+
+class CannotBeCopiedTwice:
+    def __init__(self, copies: int) -> None:
+        self.copies = copies
+
+    def __deepcopy__(self, memo):
+        if self.copies == 0:
+            raise ValueError("no more")
+        return CannotBeCopiedTwice(self.copies - 1)
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+class RaisesBehind:
+    """Fails where it is shown one token."""
+
+    def __init__(self, token_id: int) -> None:
+        self.token_id = token_id
+
+    def __call__(self, input_ids, scores):
+        if int(input_ids[0, -1]) == self.token_id:
+            raise KeyError("unheard of")
+        return scores
+
+
+def test_a_processor_that_fails_is_named_where_decoding_comes_to_it_and_nowhere_else():
+    """While it runs and while it is copied; a failure behind a token that was only drafted is none of the output."""
+    target = TableLM(9, seed=1)
+    own = target.greedy((1,), 6)
+    aside = next(token_id for token_id in range(9) if token_id not in {1, *own})
+    for policy in (CoupledPolicy(), RejectionPolicy(), BlockPolicy(), MarginPolicy(), TypicalPolicy()):
+        parts = {"verifier": target, "policy": policy}
+        wrong = FunctionDrafter(lambda token_ids, k: [own[len(token_ids) - 1], aside, 3][:k])
+        emissions = run((1,), drafter=wrong, processors=[RaisesBehind(aside)], stopping=Stopping(6), **parts)
+        assert tokens_of(emissions) == own
+        with pytest.raises(PluginError, match="logits processor RaisesBehind failed: KeyError: 'unheard of'"):
+            run((1,), drafter=wrong, processors=[RaisesBehind(own[2])], stopping=Stopping(6), **parts)
+        with pytest.raises(InvalidRequestError, match=r"CannotBeCopiedTwice has a state .* ValueError: no more"):
+            run((1,), drafter=wrong, processors=[CannotBeCopiedTwice(3)], stopping=Stopping(6), **parts)
+
+
+class ReadsEverything(CoupledPolicy):
+    """A policy as others write it: it looks at all logits at once."""
+
+    def decide(self, draft, verification, sampling):
+        best = verification.logits.nan_to_num(-9).argmax(dim=1).tolist()
+        n = next(
+            (i for i, pair in enumerate(zip(draft.token_ids, best, strict=False)) if pair[0] != pair[1]), len(draft)
+        )
+        return Verdict(n, best[n])
+
+
+def test_a_policy_that_reads_all_logits_gets_them_in_nan_behind_a_failure():
+    """It need not know that rows are made one by one; a token that it takes from such a row is an error."""
+    target = TableLM(9, seed=1)
+    own = target.greedy((1,), 6)
+    aside = next(token_id for token_id in range(9) if token_id not in {1, *own})
+    wrong = FunctionDrafter(lambda token_ids, k: [own[len(token_ids) - 1], aside, 3][:k])
+    parts = {"verifier": target, "policy": ReadsEverything(), "drafter": wrong}
+    assert tokens_of(run((1,), processors=[RaisesBehind(aside)], stopping=Stopping(6), **parts)) == own
+    with pytest.raises(PluginError, match="RaisesBehind failed"):
+        run((1,), processors=[RaisesBehind(own[2])], stopping=Stopping(6), **parts)

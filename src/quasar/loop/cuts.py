@@ -65,7 +65,8 @@ class Cuts:
 
     def by_warpers(self, row: Floats) -> Floats:
         """``[V]`` scores in float64, cut by transformers' warpers: the definition of :meth:`kept`, and slow."""
-        scores = row.astype(np.float64) / self.temperature
+        with np.errstate(over="ignore"):
+            scores = row.astype(np.float64) / self.temperature
         if not np.isfinite(scores.max()):  # a tiny temperature
             scores = self._scores(row, float(row.max()), np.float64)
         warpers: list[LogitsProcessor] = []
@@ -82,9 +83,14 @@ class Cuts:
         least = np.partition(row, len(row) - k)[len(row) - k]
         if row.dtype != np.float64:
             return np.flatnonzero(row >= least)
+        if not np.isfinite(least):
+            return np.flatnonzero(row > least)
         # Division may make neighbours equal, and the warper compares what is divided.
         near = np.flatnonzero(row >= least - abs(least) * 1e-15)
-        return near[row[near] / self.temperature >= least / self.temperature] if np.isfinite(least) else near
+        with np.errstate(over="ignore"):
+            divided, bound = row[near] / self.temperature, least / self.temperature
+        left: Ids = near[(divided if np.isfinite(bound) else row[near]) >= (bound if np.isfinite(bound) else least)]
+        return left
 
     def _top_p(self, logits: Floats, p: float) -> Ids:
         peak = float(logits.max())

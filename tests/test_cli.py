@@ -613,7 +613,7 @@ def test_the_output_of_generate_can_be_constrained(quasar_command, monkeypatch, 
     pipe = Pipeline(TableLM(len(tokenizer), seed=1), tokenizer, eos_token_ids=tokenizer.eos_token_id)
     monkeypatch.setattr(Pipeline, "from_pretrained", lambda name, **_: pipe)
     file = tmp_path / "schema.json"
-    file.write_text('{"type": "boolean"}', encoding="utf-8")
+    file.write_text('{"type": "boolean"}', encoding="utf-8-sig")  # as editors on Windows write it
     for options in (["--compare"], ["--no-speculation"]):
         found = json.loads(quasar_command("generate", "abc", "--json", *options, "--regex", "[x-z]{9}")[1])
         assert re.fullmatch("[x-z]{9}", found["text"])

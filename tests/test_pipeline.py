@@ -128,7 +128,7 @@ def test_a_stream_has_no_result_before_its_end():
     """Half an output is never mistaken for a whole one."""
     stream = toy_pipeline().stream(PROMPT, max_new_tokens=3)
     for _ in range(2):
-        with pytest.raises(InvalidRequestError, match="has not ended; iterate over it to its end first"):
+        with pytest.raises(InvalidRequestError, match="has not ended; iterate over one to its end first"):
             _ = stream.result
         next(stream)
     list(stream)
@@ -489,6 +489,20 @@ def test_a_closed_generation_lets_go_of_its_sequence():
         with pytest.raises(InvalidRequestError, match="the generation was closed before its end"):
             ask()
     stream.close()
+
+
+def test_a_generation_that_failed_never_passes_for_a_whole_output():
+    """Its error is raised once; afterwards it says that there was one."""
+
+    def fail(token_ids):
+        raise ZeroDivisionError
+
+    stream = toy_pipeline().stream(PROMPT, max_new_tokens=9, stopping_criteria=fail)
+    with pytest.raises(ZeroDivisionError):
+        list(stream)
+    for ask in (lambda: next(stream), lambda: stream.result):
+        with pytest.raises(InvalidRequestError, match="the generation ended with ZeroDivisionError; "):
+            ask()
 
 
 def test_closing_after_the_end_changes_nothing():

@@ -544,6 +544,8 @@ def test_prompts_are_read_from_text_and_from_json_lines(tmp_path, name, content,
     path = tmp_path / name
     path.write_bytes(content.encode())
     assert prompts_from(path) == prompts_from(str(path)) == prompts
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as editors on Windows begin a file
+    assert prompts_from(path) == prompts
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class GenerationResult:
     """One finished generation.
 
     Args:
-        text: The new text, without special tokens; it ends before a stop string.
+        text: The new text, without special tokens unless asked for; it ends before a stop string.
         token_ids: The new tokens only, with the EOS token or the token that completed the stop string at their end.
         finish_reason: ``"eos"``, ``"stop"`` (stop string or custom criterion) or ``"length"``.
         guarantee: The claim that held for this output, in words; starts with what the output equals.

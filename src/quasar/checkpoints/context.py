@@ -29,7 +29,7 @@ def declared_context(path: str, file: str | None = None) -> int | None:
                 return _of_gguf(opened)
         config = Path(path, "config.json")
         found = config if config.is_file() else _downloaded(path)
-        return None if found is None else _of_config(json.loads(found.read_text(encoding="utf-8")))
+        return None if found is None else _of_config(json.loads(found.read_text(encoding="utf-8-sig")))
     except (
         OSError,
         ValueError,

@@ -46,7 +46,7 @@ class Generation(Iterator[Chunk]):
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._finish_reason: FinishReason | None = None
-        self._closed = False
+        self._broken_off: str | None = None
         self._running = Lock()
 
     def __enter__(self) -> Self:
@@ -62,7 +62,7 @@ class Generation(Iterator[Chunk]):
             InvalidRequestError: Another thread waits for its next chunk.
         """
         with self._alone():
-            self._closed = True
+            self._broken_off = "was closed before its end"
             if isinstance(self._steps, Generator):
                 self._steps.close()
             self._steps = iter(())
@@ -79,13 +79,15 @@ class Generation(Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         with self._alone():
-            if self._closed and self._finish_reason is None:
-                raise InvalidRequestError(f"the generation {self._state}; start another one")
-            return self._advance()
-
-    @property
-    def _state(self) -> str:
-        return "was closed before its end" if self._closed else "has not ended"
+            if self._finish_reason is None and self._broken_off is not None:
+                raise InvalidRequestError(f"the generation {self._broken_off}; start another one")
+            try:
+                return self._advance()
+            except StopIteration:
+                raise
+            except BaseException as error:
+                self._broken_off = f"ended with {type(error).__name__}"
+                raise
 
     def _advance(self) -> Chunk:
         with self._one.stats.total:
@@ -112,7 +114,8 @@ class Generation(Iterator[Chunk]):
             InvalidRequestError: The generation has not ended.
         """
         if self._finish_reason is None:
-            raise InvalidRequestError(f"the generation {self._state}; iterate over it to its end first")
+            state = self._broken_off or "has not ended"
+            raise InvalidRequestError(f"the generation {state}; iterate over one to its end first")
         return GenerationResult(
             text="".join(self._pieces),
             token_ids=tuple(self._token_ids),

@@ -12,8 +12,8 @@ import torch
 from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.models import FAMILIES, random_prompt, tiny
 from quasar.types import Draft
-from quasar.verifiers import attention, causal_lm
-from quasar.verifiers.attention import attending_by_rows, use_row_attention
+from quasar.verifiers import causal_lm
+from quasar.verifiers.attention import attending_by_rows, is_attending_by_rows, use_row_attention
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
 N = 16
@@ -68,75 +68,65 @@ def test_without_attention_by_rows_the_width_changes_the_bits(monkeypatch):
     assert differing
 
 
-def _forward(model, width):
+def _forward(model, token_ids):
     with torch.no_grad():
-        return model(torch.tensor([random_prompt(width)]), use_cache=False).logits
+        return model(torch.tensor([token_ids]), use_cache=False).logits[0]
 
 
-def _recorded(monkeypatch, record):
-    plain = attention.sdpa_attention_forward
-
-    def spy(module, query, key, value, mask, **options):
-        record(query.shape[2], key.shape[2])
-        return plain(module, query, key, value, mask, **options)
-
-    monkeypatch.setattr(attention, "sdpa_attention_forward", spy)
-
-
-def test_each_row_is_computed_alone_over_exactly_its_own_keys(monkeypatch):
-    """Row i of a block sees the keys up to its own position, by the attention function that the model uses anyway."""
-    calls = []
+def test_each_row_is_computed_over_the_keys_up_to_its_own_and_no_others():
+    """Another token changes the rows from its own on, each of them, and leaves every bit of those before it."""
     model = tiny("llama", num_hidden_layers=1)
     assert use_row_attention(model)
-    _recorded(monkeypatch, lambda queries, keys: calls.append((queries, keys)))
-    _forward(model, 4)
-    assert calls == [(4, 4)]
-    calls.clear()
+    token_ids = random_prompt(6)
     with attending_by_rows():
-        _forward(model, 4)
-    assert calls == [(1, 1), (1, 2), (1, 3), (1, 4)]
+        logits = _forward(model, token_ids)
+        for i in range(len(token_ids)):
+            others = _forward(model, [*token_ids[:i], token_ids[i] ^ 1, *token_ids[i + 1 :]])
+            assert torch.equal(others[:i], logits[:i])
+            assert (others[i:] != logits[i:]).any(dim=1).all()
 
 
 def test_the_mode_ends_with_its_block_also_after_an_error():
     """A failing forward must not leave later ones in row mode."""
     with pytest.raises(ZeroDivisionError), attending_by_rows():
         raise ZeroDivisionError
-    assert not attention._by_rows.get()
+    assert not is_attending_by_rows()
     with attending_by_rows():
         with attending_by_rows():
             pass
-        assert attention._by_rows.get()
+        assert is_attending_by_rows()
 
 
-def test_two_threads_at_once_keep_their_own_mode(monkeypatch):
+def test_two_threads_at_once_keep_their_own_mode():
     """One thread verifies by rows while another computes a whole block with the same model."""
-    model = tiny("llama")
+    model, token_ids = tiny("llama"), random_prompt(5)
     assert use_row_attention(model)
-    widths: dict[str, set[int]] = {"by rows": set(), "whole": set()}
+    with attending_by_rows():
+        expected = {"by rows": _forward(model, token_ids)}
+    expected["whole"] = _forward(model, token_ids)
     meet = threading.Barrier(2, timeout=60)
-    first = threading.local()
+    found, modes = {}, {}
 
-    def record(queries, keys):
-        if not hasattr(first, "done"):  # each thread waits in its first call until the other is in one too
-            first.done = True
-            meet.wait()
-        widths[threading.current_thread().name].add(queries)
-
-    _recorded(monkeypatch, record)
+    def in_attention(*_):
+        meet.wait()  # both are in a forward now
+        modes.setdefault(threading.current_thread().name, set()).add(is_attending_by_rows())
 
     def by_rows():
         with attending_by_rows():
-            _forward(model, 5)
+            found["by rows"] = _forward(model, token_ids)
 
-    threads = [
-        threading.Thread(target=by_rows, name="by rows"),
-        threading.Thread(target=_forward, args=(model, 5), name="whole"),
-    ]
+    def whole():
+        found["whole"] = _forward(model, token_ids)
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(in_attention)
+    threads = [threading.Thread(target=by_rows, name="by rows"), threading.Thread(target=whole, name="whole")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert widths == {"by rows": {1}, "whole": {5}}
+    assert modes == {"by rows": {True}, "whole": {False}}
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("family", [name for name, kind in FAMILIES.items() if not kind.replaceable])
@@ -152,8 +142,9 @@ def test_attention_that_cannot_be_replaced_is_left_alone(family):
 def test_by_rows_the_same_is_computed_as_before(family, implementation):
     """To rounding: soft-caps, windows and scalings of each architecture are kept."""
     model = tiny(family, attention=implementation)
-    expected = _forward(model, 20)
+    token_ids = random_prompt(20)
+    expected = _forward(model, token_ids)
     assert use_row_attention(model)
-    assert torch.equal(_forward(model, 20), expected)
+    assert torch.equal(_forward(model, token_ids), expected)
     with attending_by_rows():
-        torch.testing.assert_close(_forward(model, 20), expected, rtol=0, atol=5e-5)
+        torch.testing.assert_close(_forward(model, token_ids), expected, rtol=0, atol=5e-5)

@@ -425,7 +425,7 @@ def test_sampling_gives_the_tokens_of_plain_sampling_for_any_drafter():
     seen: Counter[str] = Counter()
 
     @given(cases(), st.integers(0, 2**62), st.sampled_from([0.3, 1.0, 3.0]), st.none() | st.integers(1, 5))
-    @examples(400)
+    @examples(150)
     def check(case: Case, seed: int, temperature: float, top_k: int | None) -> None:
         case = attrs.evolve(case, levels=6)
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)

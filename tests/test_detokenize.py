@@ -70,7 +70,7 @@ def test_the_chunks_add_up_to_the_decoded_text_for_any_tokens_and_any_cuts(kind)
     tokenizer = TOKENIZERS[kind]
     seen = {"character across blocks": 0, "invalid bytes": 0}
 
-    @examples(400)
+    @examples(150)
     @given(blocks_of(kind))
     def check(blocks):
         whole = decode_tokens(tokenizer, [token_id for block in blocks for token_id in block])
@@ -100,7 +100,7 @@ def test_a_stop_string_never_shows_whatever_the_blocks():
     tokenizer = ByteTokenizer([b"a", b"b", b"ab", b"\xe2\x82", b"\xac", b"aa", b"c"])
     seen = {"stopped": 0, "held back": 0}
 
-    @examples(400)
+    @examples(150)
     @given(
         st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=8),
         st.lists(st.text("abc€", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -97,7 +97,7 @@ def test_processed_output_is_that_of_plain_decoding(kind, temperature):
     """Token-identical for any drafter; the processors do change the output, and drafts are accepted under them."""
     seen: Counter[str] = Counter()
 
-    @examples(150)
+    @examples(50)
     @given(cases(), st.integers(0, 1000))
     def check(case: Case, seed: int) -> None:
         sampling = Sampling(temperature=temperature, seed=seed)
@@ -184,7 +184,7 @@ def test_a_shared_state_would_be_found():
     """With the planted bug some case differs from plain decoding, so the property can fail."""
     differs = 0
 
-    @examples(100)
+    @examples(40)
     @given(cases())
     def check(case: Case) -> None:
         nonlocal differs

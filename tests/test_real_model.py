@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 
 import pytest
 import torch
 
 from quasar import Pipeline
 from quasar.pipeline.prompts import encode_prompt
+from quasar.registry.registry import default_registry
 from quasar.testing.fakes import scripted
 from quasar.types import Draft
 from quasar.verifiers import causal_lm
@@ -52,9 +54,9 @@ def references(targets):
 
 def drafting(pipe: Pipeline, drafter) -> Pipeline:
     """The same target with another drafter."""
-    return Pipeline(
-        pipe.verifier, pipe.tokenizer, drafter=drafter, exact_to=pipe.exact_to, eos_token_ids=pipe._eos_token_ids
-    )
+    other = copy.copy(pipe)
+    other.drafter = default_registry().build("drafter", drafter)
+    return other
 
 
 @pytest.mark.parametrize("quantizer", ["w8a8", "none"])

@@ -163,7 +163,8 @@ class Uncopyable:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_tokens": 5}, "there is no setting 'max_tokens'; settings: max_new_tokens, temperature, top_k"),
+        ({"max_tokens": 5}, "there is no setting 'max_tokens'. Did you mean 'max_new_tokens'? Settings: max_new"),
+        ({"beams": 5}, "there is no setting 'beams'. Settings: max_new_tokens, temperature, top_k"),
         ({"max_new_tokens": 0}, "max_new_tokens=0: give an integer of at least 1"),
         ({"max_new_tokens": -1}, "max_new_tokens=-1: give an integer of at least 1"),
         ({"max_new_tokens": 2.0}, "max_new_tokens=2.0: give an integer of at least 1"),

@@ -12,9 +12,10 @@ Each is an attrs validator, and can be asked without attrs::
 
 from __future__ import annotations
 
+import difflib
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -90,6 +91,12 @@ def flag() -> Expectation:
 def optional(expectation: Expectation) -> Expectation:
     """The same, or ``None``."""
     return Expectation(f"{expectation.expected}, or None", lambda value: value is None or expectation.holds(value))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` with the nearest of the known names; nothing if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def plain_number(value: Any) -> Any:

@@ -10,7 +10,7 @@ import attrs
 from quasar.errors import InvalidRequestError
 from quasar.loop.stop_strings import checked_stops
 from quasar.loop.stopping import Criterion, as_token_ids
-from quasar.options import Expectation, flag, integer, number, optional, plain_number
+from quasar.options import Expectation, did_you_mean, flag, integer, number, optional, plain_number
 from quasar.pipeline.prompts import ChatFormat
 
 if TYPE_CHECKING:
@@ -189,7 +189,8 @@ class Request:
         known = [field.name for field in attrs.fields(cls)]
         for name in settings:
             if name not in known:
-                raise InvalidRequestError(f"there is no setting {name!r}; settings: {', '.join(known)}")
+                hint = did_you_mean(name, known)
+                raise InvalidRequestError(f"there is no setting {name!r}.{hint} Settings: {', '.join(known)}")
         return cls(**settings)
 
     def __attrs_post_init__(self) -> None:

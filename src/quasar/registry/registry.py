@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import logging
@@ -14,6 +13,7 @@ from typing import Any, get_args
 import attrs
 
 from quasar.errors import InvalidRequestError, PluginError, QuasarError, UnknownStrategyError, UnsupportedModelError
+from quasar.options import did_you_mean
 from quasar.protocols import Bindable, ChecksSampling, Describable, Invariance, Ranked, Strictable
 from quasar.registry.builtins import FUNCTION_DRAFTER
 from quasar.registry.hookspecs import Factory
@@ -169,11 +169,11 @@ class Registry:
         for error in _faults_about(kind, name, broken):
             raise PluginError(f"no {kind} named {name!r}: {error}") from error
         names = [entry.name for entry in self.entries(kind)]
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         faulty = ", ".join(sorted({plugin.origin.distribution for plugin in broken}))
         also = f" Not loaded: {faulty}; 'quasar plugins' says why." if broken else ""
-        raise UnknownStrategyError(f"no {kind} named {name!r}.{hint} Installed: {', '.join(names)}.{also}")
+        raise UnknownStrategyError(
+            f"no {kind} named {name!r}.{did_you_mean(name, names)} Installed: {', '.join(names)}.{also}"
+        )
 
 
 @functools.cache
@@ -235,10 +235,9 @@ def _check_options(factory: Callable[..., Any], options: Mapping[str, Option], n
     known = [parameter.name for parameter in parameters]
     for option in options:
         if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            names = ", ".join(known) or "none"
             raise InvalidRequestError(
-                f"{who} has no option {option!r}; its options: {', '.join(known) or 'none'}.{hint}"
+                f"{who} has no option {option!r}; its options: {names}.{did_you_mean(option, known)}"
             )
 
 

@@ -25,13 +25,12 @@ from quasar.loop.stats import DecodeStats
 from quasar.loop.stopping import Stopping
 from quasar.pipeline import constraints
 from quasar.pipeline.prompts import encode_prompt
-from quasar.policies.coupled import CoupledPolicy
 from quasar.testing.fakes import TableLM, scripted
 from quasar.testing.running import examples
 from strategies import Case, steps
 from test_decode import run, tokens_of
 from test_processing import reference
-from toys import MERGES, character_tokenizer, word_tokenizer
+from toys import MERGES, LooksAhead, character_tokenizer, word_tokenizer
 
 pytest.importorskip("llguidance")
 
@@ -126,7 +125,7 @@ def speculative(case: Case, constraint: object, own: list[int], sampling: Sampli
         case.prompt_ids,
         drafter=FunctionDrafter(watched.propose),
         verifier=case.target(),
-        policy=CoupledPolicy(),
+        policy=LooksAhead(),
         sampling=sampling,
         stopping=Stopping(case.max_new_tokens, eos_token_ids=case.eos_token_ids),
         processors=[constraint, watched.watcher()],

@@ -411,3 +411,20 @@ def test_a_context_that_a_model_s_positions_end_ends_drafting_only():
         result = pipe.generate_ids(prompt_ids, max_new_tokens=30)
         assert list(result.token_ids) == greedy(target, prompt_ids, 30)
         assert (result.stats["drafted_tokens"] > 0) == (length < 16)
+
+
+def test_a_dead_end_of_the_inner_target_is_no_error_of_the_outer_one():
+    """A token after which the inner target says NaN: the draft ends there, and the output is the outer target's."""
+
+    class Poisoned(TableLM):
+        def row(self, context):
+            return torch.full((9,), torch.nan) if context[-1] == poison else super().row(context)
+
+    outer = TableLM(9, seed=4)
+    own = outer.greedy((1, 2), 12)
+    poison = own[3]
+    for policy in (CoupledPolicy(), RejectionPolicy()):
+        drafter = NestedDrafter(EmptyDrafter(), Poisoned(9, seed=4), k=4, min_k=2, max_k=8)
+        emissions = run((1, 2), drafter=drafter, verifier=outer, policy=policy, stopping=Stopping(12))
+        assert tokens_of(emissions) == own
+        assert max(len(emission.token_ids) for emission in emissions) > 1

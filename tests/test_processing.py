@@ -24,6 +24,7 @@ from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError, NumericalError, PluginError
 from quasar.loop.decode import reference_decode, speculate
 from quasar.loop.decoding import Decoding, PlainDecoding
+from quasar.loop.penalties import MinNewTokens, NoRepeatNgram, RepetitionPenalty
 from quasar.loop.processing import Processing
 from quasar.loop.sampling import Sampling
 from quasar.loop.stats import DecodeStats
@@ -40,6 +41,7 @@ from quasar.testing.running import examples
 from quasar.types import Draft, Verdict, Verification
 from strategies import Case, cases
 from test_decode import run, tokens_of
+from toys import LooksAhead
 
 
 class PenalisesWhatItCounted:
@@ -111,7 +113,7 @@ def test_processed_output_is_that_of_plain_decoding(kind, temperature):
             case.prompt_ids,
             drafter=FunctionDrafter(case.drafter()),
             verifier=case.target(),
-            policy=CoupledPolicy(),
+            policy=LooksAhead(),
             sampling=sampling,
             stopping=Stopping(case.max_new_tokens, eos_token_ids=case.eos_token_ids),
             processors=processors_for(case)[kind],
@@ -169,7 +171,7 @@ class FedRejectedTokens(Processing):
     def apply(self, verification: Verification, draft: Draft) -> Verification:
         rows = []
         for i in range(len(draft) + 1):
-            input_ids = torch.tensor([[*self._token_ids, *draft.token_ids[:i]]])
+            input_ids = self._followed_by(draft.token_ids[:i]).unsqueeze(0)
             scores = verification.logits[i : i + 1]
             for processor in self._processors:
                 scores = processor(input_ids, scores)
@@ -177,7 +179,7 @@ class FedRejectedTokens(Processing):
         return Verification(torch.cat(rows))
 
     def commit(self, token_ids):
-        self._token_ids += token_ids
+        self._token_ids = self._followed_by(token_ids)
 
 
 def test_a_shared_state_would_be_found():
@@ -193,7 +195,7 @@ def test_a_shared_state_would_be_found():
                 case.prompt_ids,
                 drafter=FunctionDrafter(case.drafter()),
                 verifier=case.target(),
-                policy=CoupledPolicy(),
+                policy=LooksAhead(),
                 sampling=Sampling(),
                 stopping=Stopping(case.max_new_tokens),
                 processing=FedRejectedTokens(case.prompt_ids, [PenalisesWhatItCounted()]),
@@ -403,3 +405,24 @@ def test_a_policy_that_reads_all_logits_gets_them_in_nan_behind_a_failure():
     assert tokens_of(run((1,), processors=[RaisesBehind(aside)], stopping=Stopping(6), **parts)) == own
     with pytest.raises(PluginError, match="RaisesBehind failed"):
         run((1,), processors=[RaisesBehind(own[2])], stopping=Stopping(6), **parts)
+
+
+OURS = {
+    "repetition": (RepetitionPenalty(1.7), RepetitionPenaltyLogitsProcessor(1.7)),
+    "unigrams": (NoRepeatNgram(1), NoRepeatNGramLogitsProcessor(1)),
+    "trigrams": (NoRepeatNgram(3), NoRepeatNGramLogitsProcessor(3)),
+    "least": (MinNewTokens(2, 5, [0, 4]), MinNewTokensLengthLogitsProcessor(2, 5, [0, 4])),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@given(
+    token_ids=st.lists(st.integers(0, 7), min_size=1, max_size=30),
+    row=st.lists(st.floats(-9, 9, width=16), min_size=6, max_size=9),
+)
+def test_penalties_are_bit_for_bit_those_of_transformers(name, dtype, token_ids, row):
+    """For every context, also with ids that the logits do not have."""
+    ours, theirs = OURS[name]
+    input_ids, scores = torch.tensor([token_ids]), torch.tensor([row]).to(dtype)
+    assert torch.equal(ours(input_ids, scores.clone()), theirs(input_ids, scores.clone()))

@@ -6,8 +6,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from quasar.loop.sampling import Sampling
 from quasar.pipeline.pipeline import Pipeline
+from quasar.policies.coupled import CoupledPolicy
 from quasar.testing.fakes import TableLM
+from quasar.types import Draft, Verdict, Verification
 
 WORDS = [
     *("<eos>", "<unk>", "user", "says", "answer", "the", "cat", "dog", "sat", "ran", "on", "under", "mat", "moon"),
@@ -62,3 +65,11 @@ def tiny_llama() -> LlamaForCausalLM:
 def toy_pipeline(seed: int = 0, *, chat_template: str | None = None, **options: object) -> Pipeline:
     """A pipeline over :func:`table_lm` and :func:`word_tokenizer`."""
     return Pipeline(table_lm(seed), word_tokenizer(chat_template), **options)
+
+
+class LooksAhead(CoupledPolicy):
+    """A policy as others write it: it looks at all logits, also at those behind the token that it ends at."""
+
+    def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
+        assert len(verification.logits) == len(draft) + 1
+        return super().decide(draft, verification, sampling)

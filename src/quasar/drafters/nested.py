@@ -13,13 +13,14 @@ an outer policy that judges probabilities, each block is drawn with noise of its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from quasar.errors import InvalidRequestError
+from quasar.errors import InvalidRequestError, NumericalError
 from quasar.loop.checks import bind_drafter
 from quasar.loop.decode import speculate
 from quasar.loop.decoding import Decoding
@@ -180,14 +181,15 @@ class NestedSession:
         k = int(min(self._k, max_tokens, self._room))
         if k < 1:
             return EMPTY_DRAFT
-        probs = []
-        for step in self._speculate(k):
-            self._ahead += step.emission.token_ids
-            if self._with_probs:
-                n = len(step.emission.token_ids)
-                probs += [self._sampling.probabilities(step.verification.rows[row]) for row in range(n)]
-            elif self._is_unsure(step):
-                break
+        probs: list[Tensor] = []
+        with suppress(NumericalError):  # a dead end of the inner target's, which the outer one may never come to
+            for step in self._speculate(k):
+                self._ahead += step.emission.token_ids
+                if self._with_probs:
+                    n = len(step.emission.token_ids)
+                    probs += [self._sampling.probabilities(step.verification.rows[row]) for row in range(n)]
+                elif self._is_unsure(step):
+                    break
         return Draft(self._ahead, torch.stack(probs) if probs else None)
 
     def commit(self, token_ids: Sequence[int], verification: Verification) -> None:

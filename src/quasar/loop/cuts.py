@@ -116,7 +116,7 @@ class Cuts:
         if missing < len(ties):  # which of equals go is up to torch's sort
             raise _TooCloseError
         kept[ties] = True
-        left: Ids = head[kept]
+        left: Ids = head.take(np.flatnonzero(kept))
         return left
 
     def _head_and_rest(self, logits: Floats, peak: float, reach: float) -> tuple[Ids, float]:
@@ -156,7 +156,7 @@ def _crossed_by(weights: Floats, needed: float) -> tuple[float, Floats]:
         bins = np.minimum(np.log(weights) * -_BINS_PER_NAT, _MOST_BINS).astype(np.intp)
     reached = np.cumsum(np.bincount(bins, weights=weights))
     crossed = min(int(np.searchsorted(reached, needed)), len(reached) - 1)
-    return float(reached[crossed - 1]) if crossed else 0.0, weights[bins == crossed]
+    return float(reached[crossed - 1]) if crossed else 0.0, weights.take(np.flatnonzero(bins == crossed))
 
 
 class _TooCloseError(Exception):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers.generation import logits_process
 
 from quasar.errors import InvalidRequestError, NumericalError, PluginError, QuasarError
+from quasar.loop.penalties import MinNewTokens, NoRepeatNgram, RepetitionPenalty
 from quasar.loop.rows import NoTokenError, as_array, best_place
 from quasar.types import Draft, Verification
 
@@ -26,6 +27,9 @@ Processor = Callable[[Tensor, Tensor], Tensor]
 """Called with ``input_ids`` ``[1, T]`` and ``scores`` ``[1, V]``, returns scores; as transformers' LogitsProcessor."""
 
 _STATELESS = (
+    MinNewTokens,
+    NoRepeatNgram,
+    RepetitionPenalty,
     logits_process.RepetitionPenaltyLogitsProcessor,
     logits_process.NoRepeatNGramLogitsProcessor,
     logits_process.NoBadWordsLogitsProcessor,
@@ -36,6 +40,9 @@ _STATELESS = (
     logits_process.SuppressTokensLogitsProcessor,
 )
 """Of exactly these types; a subclass may have a state."""
+
+_PIECE = 2**14
+"""Numbers in a tensor with which torch wakes no other thread."""
 
 
 class Processing:
@@ -51,7 +58,7 @@ class Processing:
     """
 
     def __init__(self, prompt_ids: Sequence[int], processors: Sequence[Processor] = ()) -> None:
-        self._token_ids = list(prompt_ids)
+        self._token_ids = torch.tensor([*prompt_ids], dtype=torch.int64)
         for processor in processors:
             _check_callable(processor)
         self._processors: Sequence[Processor] = [_copy(processor) for processor in processors]
@@ -64,7 +71,7 @@ class Processing:
         """
         if not self._processors:
             return verification
-        self._rows = ProcessedRows(verification.logits, self._token_ids, draft, self._processors)
+        self._rows = ProcessedRows(verification.logits, self._followed_by(draft.token_ids), self._processors)
         return ProcessedVerification(verification, self._rows)
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -72,7 +79,11 @@ class Processing:
         if self._rows is not None:
             self._processors = self._rows.processors_after(len(token_ids) - 1)
             self._rows = None
-        self._token_ids += token_ids
+        if self._processors:
+            self._token_ids = self._followed_by(token_ids)
+
+    def _followed_by(self, token_ids: Sequence[int]) -> Tensor:
+        return torch.cat((self._token_ids, torch.tensor([*token_ids], dtype=torch.int64)))
 
 
 class ProcessedRows(Sequence[Tensor]):
@@ -83,9 +94,9 @@ class ProcessedRows(Sequence[Tensor]):
         NumericalError: The processors left no token to choose from.
     """
 
-    def __init__(self, logits: Tensor, token_ids: Sequence[int], draft: Draft, processors: Sequence[Processor]) -> None:
+    def __init__(self, logits: Tensor, token_ids: Tensor, processors: Sequence[Processor]) -> None:
         self._logits = logits
-        self._input_ids = torch.tensor([[*token_ids, *draft.token_ids]], device=logits.device)
+        self._input_ids = token_ids.unsqueeze(0).to(logits.device)
         self._rows: list[Tensor] = []
         self._after: list[Sequence[Processor]] = [processors]
         self._fault: QuasarError | None = None
@@ -122,7 +133,7 @@ class ProcessedRows(Sequence[Tensor]):
         row = len(self._rows)
         processors = [_copy(processor) for processor in self._after[row]]
         input_ids = self._input_ids[:, : self._input_ids.shape[1] - len(self) + 1 + row]
-        scores = self._logits[row : row + 1].clone()
+        scores = _copied(self._logits[row : row + 1])
         for processor in processors:
             scores = _processed(processor, input_ids, scores)
         try:
@@ -150,6 +161,16 @@ class ProcessedVerification(Verification):
     @functools.cached_property
     def logits(self) -> Tensor:
         return self._processed.stacked()  # type: ignore[attr-defined,no-any-return]
+
+
+def _copied(row: Tensor) -> Tensor:
+    """A copy of ``[1, V]``, made piece by piece: torch copies a whole vocabulary with several threads."""
+    if row.device.type != "cpu":
+        return row.clone()
+    copied = torch.empty_like(row)
+    for to, piece in zip(copied.split(_PIECE, dim=1), row.split(_PIECE, dim=1), strict=True):
+        to.copy_(piece)
+    return copied
 
 
 def _processed(processor: Processor, input_ids: Tensor, scores: Tensor) -> Tensor:

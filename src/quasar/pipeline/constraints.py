@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -52,15 +53,19 @@ class Constraint:
             for token_id in input_ids[0, self._n_seen :].tolist():  # consume_tokens refuses EOS behind the end
                 self._matcher.consume_token(token_id)
         self._n_seen = input_ids.shape[1]
-        return scores.masked_fill(~self._allowed(scores.shape[1]).to(scores.device), -float("inf"))
+        allowed = self._allowed(scores.shape[1])
+        if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):  # numpy wakes no threads
+            given = scores.detach().numpy()
+            return torch.from_numpy(np.where(allowed, given, given.dtype.type(-np.inf)))
+        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -float("inf"))
 
-    def _allowed(self, n: int) -> Tensor:
+    def _allowed(self, n: int) -> NDArray[np.bool_]:
         """``[n]`` booleans."""
-        allowed = torch.zeros(n, dtype=torch.bool)
+        allowed = np.zeros(n, dtype=bool)
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if not self._matcher.is_error():  # asked after the mask: it may find the error, and allows EOS in each
             bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")[:n]
-            allowed[: len(bits)] = torch.from_numpy(bits)
+            allowed[: len(bits)] = bits.view(bool)
         return allowed
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Constraint:

@@ -142,19 +142,15 @@ class Request:
 
     def processors(self, prompt_length: int, eos_token_ids: Any) -> list[Processor]:
         """All logits processors of a generation, in the order of transformers' own ``generate``."""
-        from transformers import (
-            MinNewTokensLengthLogitsProcessor,
-            NoRepeatNGramLogitsProcessor,
-            RepetitionPenaltyLogitsProcessor,
-        )
+        from quasar.loop.penalties import MinNewTokens, NoRepeatNgram, RepetitionPenalty
 
         built: list[Processor] = []
         if self.repetition_penalty is not None:
-            built.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
+            built.append(RepetitionPenalty(float(self.repetition_penalty)))
         if self.no_repeat_ngram_size is not None:
-            built.append(NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
+            built.append(NoRepeatNgram(self.no_repeat_ngram_size))
         if self.min_new_tokens is not None and (eos := list(as_token_ids(eos_token_ids))):
-            built.append(MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, eos))
+            built.append(MinNewTokens(prompt_length, self.min_new_tokens, eos))
         return [*built, *self.logits_processors]
 
     def check_policy(self, policy: AcceptancePolicy) -> None:

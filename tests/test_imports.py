@@ -12,7 +12,7 @@ import quasar
 
 SOURCE = Path(quasar.__file__).parent
 FLOORS = (
-    {"errors", "options", "progress", "types", "protocols"},
+    {"errors", "later", "options", "progress", "types", "protocols"},
     {"weights"},
     {"registry"},
     {"loop"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from quasar.later import import_hqq_later
 from quasar.registry.hookspecs import hookimpl
 from quasar.types import Chunk, Draft, GenerationResult, Verdict, Verification
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = ["Chunk", "Draft", "GenerationResult", "Pipeline", "Verdict", "Verification", "hookimpl"]
+
+import_hqq_later()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,83 @@
+"""Reads the metadata of a ``.gguf`` file once, and fast, for transformers and for us.
+
+The package gguf makes several arrays of numpy out of every token of the vocabulary, and transformers has a file read by
+it three times: for the configuration, the tokenizer and the weights.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, GGUFValueType
+
+_LONG = 1000
+"""Elements from which an array of metadata is that of a vocabulary."""
+
+
+class FastReader(GGUFReader):  # type: ignore[misc]
+    """What ``GGUFReader`` is, without the subclass of numpy arrays and the parts that nobody asks for.
+
+    Of an array of strings, ``parts`` are its type, its length and the strings, without a length before each.
+    """
+
+    @property
+    def data(self) -> Any:
+        """The file, mapped into memory."""
+        return self._data
+
+    @data.setter
+    def data(self, mapped: Any) -> None:
+        self._data = mapped.view(np.ndarray)  # a slice of a memmap takes five times as long
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+        if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
+            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+        inner = int(self._get(orig_offs, np.uint32)[0])
+        length = int(self._get(orig_offs + 4, np.uint64)[0])
+        first = orig_offs + 12
+        if inner == GGUFValueType.STRING:
+            elements, end = _strings(self.data, first, length)
+        elif inner in self.gguf_scalar_to_np:
+            numbers = self._get(first, self.gguf_scalar_to_np[GGUFValueType(inner)], length)
+            elements, end = list(numbers.reshape(-1, 1)), first + int(numbers.nbytes)
+        else:
+            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+        head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
+        types = [GGUFValueType.ARRAY, GGUFValueType(inner)] if length else [GGUFValueType.ARRAY]
+        return end - orig_offs, head + elements, list(range(2, 2 + length)), types
+
+
+def _strings(data: Any, first: int, length: int) -> tuple[list[Any], int]:
+    """The bytes of each of so many strings, and where the last one ends."""
+    content, place, found = memoryview(data), first, []
+    read_length = struct.Struct("<Q").unpack_from
+    for _ in range(length):
+        (size,) = read_length(content, place)
+        place += 8 + size
+        if place > len(content):
+            raise ValueError("a string goes beyond the end of the file")
+        found.append(data[place - size : place])
+    return found, place
+
+
+class WithoutVocabulary:
+    """A file for whoever wants its tensors: arrays of the length of a vocabulary are empty."""
+
+    def __init__(self, reader: Any) -> None:
+        self.tensors = reader.tensors
+        self.fields = {
+            name: field._replace(data=[]) if len(field.data) > _LONG else field for name, field in reader.fields.items()
+        }
+
+
+def value_of(field: Any) -> Any:
+    """A string, a number, a truth value, or a list of such."""
+    return field.contents()
+
+
+def open_gguf(path: Path) -> FastReader:
+    """The file, its metadata read and its tensors mapped."""
+    return FastReader(path)

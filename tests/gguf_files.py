@@ -47,16 +47,23 @@ def random_rows(shape: Sequence[int], type_name: str, seed: int) -> np.ndarray:
     return with_halves(blocks, type_name, halves).reshape(shape[0], -1)
 
 
-def write_gguf(path: Path, model: PreTrainedModel, type_of: Callable[[str], str]) -> Path:
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    type_of: Callable[[str], str],
+    declare: Callable[[GGUFWriter], None] = lambda writer: None,
+) -> Path:
     """Write a Llama, Qwen 2, Gemma 3 or GPT-2.
 
     Args:
         type_of: From the name of a matrix in the file, as in ``blk.0.attn_q.weight``, to its type.
+        declare: Writes further keys or tensors.
     """
     kind = model.config.model_type.removesuffix("_text")
     writer = GGUFWriter(path, kind)
     _write_settings(writer, model)
     _write_tokenizer(writer, model.config.vocab_size)
+    declare(writer)
     (architecture,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
     tied = model.config.tie_word_embeddings

@@ -286,7 +286,7 @@ def test_an_outline_has_the_names_that_the_whole_model_has(family):
     """transformers finds the same layers by it; Bloom's only in the module below the top."""
     model, processor = tiny(family), gguf_file._loading.TensorProcessor()
     whole = gguf_file._loading.get_gguf_hf_weights_map(model, processor)
-    assert gguf_file._weights_map(model, processor) == whole
+    assert gguf_file.weights_map(model, processor) == whole
     assert sum(name.startswith("blk.1.") for name in whole) >= 6
 
 

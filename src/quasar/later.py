@@ -1,8 +1,8 @@
 """Keeps transformers from importing hqq, and with it torch's compiler, in every process.
 
-Where hqq is installed, :mod:`transformers.cache_utils` imports one class of it for a cache that hardly anybody asks for,
-which takes as long as importing torch. While that module is imported, a stand-in answers in the place of the class and
-imports hqq when it is used. ``import hqq`` by anybody else, and transformers' own use of hqq, are as without this.
+Where hqq is installed, :mod:`transformers.cache_utils` imports one class of it, for a cache that hardly anybody asks
+for; that takes as long as importing torch. While that module is imported, a stand-in answers in the place of the class,
+and imports hqq when it is used. ``import hqq`` by anybody else, and transformers' own use of it, are as without this.
 """
 
 from __future__ import annotations

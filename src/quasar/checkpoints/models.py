@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from quasar.checkpoints.gguf import load_gguf
 from quasar.checkpoints.loading import load_quantized, quantization_of, why_unreadable
 from quasar.checkpoints.own import METHOD
 from quasar.checkpoints.places import locate
@@ -49,19 +50,22 @@ def load_model(
     number = _as_dtype(dtype, place)
     quantization = _quantization_of(arguments)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**arguments) if _has_tokenizer(arguments) else None
-        if quantization is not None:
-            return LoadedModel(name, _load_quantized(name, quantization, dtype, place), tokenizer)
-        loading: Any = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number, output_loading_info=True)
+        if "gguf_file" in arguments:
+            file = Path(arguments["pretrained_model_name_or_path"], arguments["gguf_file"])
+            model, tokenizer, missing = load_gguf(file, number)
+            note_source(model, file)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(**arguments) if _has_tokenizer(arguments) else None
+            if quantization is not None:
+                return LoadedModel(name, _load_quantized(name, quantization, dtype, place), tokenizer)
+            loading: Any = AutoModelForCausalLM.from_pretrained(**arguments, dtype=number, output_loading_info=True)
+            model, missing = loading[0], sorted(loading[1]["missing_keys"])
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, QuasarError):
             raise
         raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
-    model, found = loading
-    if missing := sorted(found["missing_keys"]):  # transformers makes them up, with a warning
+    if missing:  # transformers makes them up, with a warning
         raise CheckpointError(f"model {name!r} lacks {missing[0]} ({len(missing)} such names)")
-    if "gguf_file" in arguments:
-        note_source(model, Path(arguments["pretrained_model_name_or_path"], arguments["gguf_file"]))
     return LoadedModel(name, model.to(place).eval(), tokenizer)
 
 

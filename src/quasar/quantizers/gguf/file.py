@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import modeling_gguf_pytorch_utils
 from transformers.pytorch_utils import Conv1D
 
-from quasar.errors import InvalidRequestError, UnsupportedModelError
+from quasar.errors import UnsupportedModelError
 from quasar.weights.layers import Layer
 
 _loading: Any = modeling_gguf_pytorch_utils
@@ -53,11 +53,13 @@ class GgufFile:
     """
 
     def __init__(self, path: Path, model: nn.Module) -> None:
-        reader = _open(path)
+        from quasar.quantizers.gguf.reader import open_gguf  # imports the package gguf, which need not be installed
+
+        reader = open_gguf(path)
         self.path, self._model = path, model
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self._processor = _processor_for(reader, model)
-        self._weights_map = _weights_map(model, self._processor)
+        self._processor = processor_for(reader, model)
+        self._weights_map = weights_map(model, self._processor)
         self._names = {name: stored for stored, name in self._weights_map.items() if stored in self._tensors}
 
     def find(self, layer: Layer) -> Stored | None:
@@ -93,16 +95,16 @@ class GgufFile:
         return rows[torch.from_numpy(order.astype(np.int64)).to(rows.device)]
 
 
-def _processor_for(reader: Any, model: Any) -> Any:
+def processor_for(reader: Any, model: Any) -> Any:
     """What transformers does to the tensors of this architecture."""
     architecture = next(iter(_loading.read_field(reader, "general.architecture")), None)
     return _loading.TENSOR_PROCESSORS.get(architecture, _loading.TensorProcessor)(config=model.config.to_dict())
 
 
-def _weights_map(model: Any, processor: Any) -> dict[str, str]:
+def weights_map(model: Any, processor: Any) -> dict[str, str]:
     """Names of parameters in the model, by their names in a file."""
     try:
-        found: dict[str, str] = _loading.get_gguf_hf_weights_map(_Outline(model, _DEPTH), processor)
+        found: dict[str, str] = _loading.get_gguf_hf_weights_map(Outline(model), processor)
     except NotImplementedError as error:
         raise UnsupportedModelError(
             f"gguf: it is not known how the weights of a model of type {model.config.model_type!r} are called in a "
@@ -111,14 +113,14 @@ def _weights_map(model: Any, processor: Any) -> dict[str, str]:
     return found
 
 
-class _Outline:
+class Outline:
     """The names of a model and of the modules at its top.
 
     transformers looks into every module, for prefixes that a file lacks, and builds its table of names anew for each:
     seconds for a small model. Prefixes are those of a base model, hence near the top.
     """
 
-    def __init__(self, module: Any, depth: int) -> None:
+    def __init__(self, module: Any, depth: int = _DEPTH) -> None:
         self.config = getattr(module, "config", None)
         self._module, self._depth = module, depth
 
@@ -126,17 +128,6 @@ class _Outline:
         state: dict[str, Tensor] = self._module.state_dict()
         return state
 
-    def named_children(self) -> list[tuple[str, _Outline]]:
+    def named_children(self) -> list[tuple[str, Outline]]:
         children = self._module.named_children() if self._depth else ()
-        return [(name, _Outline(child, self._depth - 1)) for name, child in children]
-
-
-def _open(path: Path) -> Any:
-    from gguf import GGUFReader
-
-    if not path.is_file():
-        raise InvalidRequestError(f"gguf: there is no file {path}")
-    try:
-        return GGUFReader(path)
-    except Exception as error:  # the reader checks little: a file of something else fails anywhere in it
-        raise InvalidRequestError(f"gguf: {path} cannot be read as a GGUF file: {error}") from error
+        return [(name, Outline(child, self._depth - 1)) for name, child in children]

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType
 
+from quasar.errors import InvalidRequestError
+
 _LONG = 1000
 """Elements from which an array of metadata is that of a vocabulary."""
 
 
-class FastReader(GGUFReader):  # type: ignore[misc]
+class FastReader(GGUFReader):
     """What ``GGUFReader`` is, without the subclass of numpy arrays and the parts that nobody asks for.
 
     Of an array of strings, ``parts`` are its type, its length and the strings, without a length before each.
@@ -34,7 +36,7 @@ class FastReader(GGUFReader):  # type: ignore[misc]
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         if raw_type != GGUFValueType.ARRAY or self.byte_order != "I":
-            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+            return super()._get_field_parts(orig_offs, raw_type)
         inner = int(self._get(orig_offs, np.uint32)[0])
         length = int(self._get(orig_offs + 4, np.uint64)[0])
         first = orig_offs + 12
@@ -44,7 +46,7 @@ class FastReader(GGUFReader):  # type: ignore[misc]
             numbers = self._get(first, self.gguf_scalar_to_np[GGUFValueType(inner)], length)
             elements, end = list(numbers.reshape(-1, 1)), first + int(numbers.nbytes)
         else:
-            return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+            return super()._get_field_parts(orig_offs, raw_type)
         head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
         types = [GGUFValueType.ARRAY, GGUFValueType(inner)] if length else [GGUFValueType.ARRAY]
         return end - orig_offs, head + elements, list(range(2, 2 + length)), types
@@ -64,20 +66,30 @@ def _strings(data: Any, first: int, length: int) -> tuple[list[Any], int]:
 
 
 class WithoutVocabulary:
-    """A file for whoever wants its tensors: arrays of the length of a vocabulary are empty."""
+    """The same file without its vocabulary: of arrays of that length, only how long they are."""
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: FastReader) -> None:
         self.tensors = reader.tensors
+        self.lengths = {name: len(field.data) for name, field in reader.fields.items() if len(field.data) > _LONG}
         self.fields = {
-            name: field._replace(data=[]) if len(field.data) > _LONG else field for name, field in reader.fields.items()
+            name: field._replace(data=[]) if name in self.lengths else field for name, field in reader.fields.items()
         }
 
+    def value(self, key: str) -> Any:
+        """What a key says: a string, a number, a truth value or a list of such; ``None`` where it is not there."""
+        field = self.fields.get(key)
+        return None if field is None else field.contents()
 
-def value_of(field: Any) -> Any:
-    """A string, a number, a truth value, or a list of such."""
-    return field.contents()
 
+def open_gguf(path: Path) -> WithoutVocabulary:
+    """The file, its metadata read and its tensors mapped.
 
-def open_gguf(path: Path) -> FastReader:
-    """The file, its metadata read and its tensors mapped."""
-    return FastReader(path)
+    Raises:
+        InvalidRequestError: There is no such file, or it is no GGUF file.
+    """
+    if not path.is_file():
+        raise InvalidRequestError(f"gguf: there is no file {path}")
+    try:
+        return WithoutVocabulary(FastReader(path))
+    except Exception as error:  # the reader checks little: a file of something else fails anywhere in it
+        raise InvalidRequestError(f"gguf: {path} cannot be read as a GGUF file: {error}") from error

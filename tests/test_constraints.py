@@ -145,7 +145,7 @@ def test_constrained_output_is_that_of_plain_decoding_and_fits(kind, temperature
     """Token-identical for any drafter; what ended with EOS fits, and nothing but EOS follows EOS."""
     constraint, seen = KINDS[kind].make(), Counter()
 
-    @examples(40)
+    @examples(100)
     @given(cases(), st.integers(0, 1000))
     def check(case: Case, seed: int) -> None:
         sampling = Sampling(temperature=temperature, seed=seed)
@@ -174,7 +174,7 @@ def test_a_shared_matcher_would_be_found():
     """The same comparison fails with the planted bug in some case, so the property can fail."""
     differs = 0
 
-    @examples(40)
+    @examples(60)
     @given(cases())
     def check(case: Case) -> None:
         nonlocal differs

@@ -140,7 +140,7 @@ def _specs(four_bits: str) -> dict[str, str]:
 
 def _native(model: Any, tokenizer: Any, spec: str) -> Any:
     plan = Plan.of({"quantizer": spec})
-    quantized = plan.quantizer.quantize(model, plan.calibration_for(model, tokenizer))
+    quantized = plan.quantizer.quantize(model, plan.calibration_for(model, tokenizer)).model
     return default_registry().build("verifier", "native", quantized)
 
 

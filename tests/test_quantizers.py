@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,14 +12,17 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from quasar import Pipeline
-from quasar.errors import InvalidRequestError, NumericalError, UnknownStrategyError, UnsupportedModelError
+from quasar.errors import InvalidRequestError, NumericalError, PluginError, UnknownStrategyError, UnsupportedModelError
 from quasar.pipeline.calibration import own_prompts, prompts_from
 from quasar.quantizers.none import NoQuantizer
 from quasar.quantizers.tracing import trace_groups
 from quasar.quantizers.unrounded import keeping_unrounded, unrounded_twin
 from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
+from quasar.registry.registry import default_registry
+from quasar.testing import check_quantizer
 from quasar.testing.fakes import scripted
 from quasar.testing.models import FAMILIES, VOCAB_SIZE, greedy, random_prompt, tiny
+from quasar.types import Quantized
 from quasar.weights.layers import linear_layers, replace_module
 from quasar.weights.linear import QuantizedLinear
 
@@ -47,7 +51,7 @@ def test_the_full_model_is_left_bit_identical_and_usable(family, lm_head):
     """Quantizing is not done in place, with smoothing (which divides norms) neither."""
     model = tiny(family)
     before, expected, config = snapshot(model), logits(model), model.config.to_dict()
-    quantized = W8A8Quantizer(lm_head=lm_head).quantize(model, CALIBRATION)
+    quantized = W8A8Quantizer(lm_head=lm_head).quantize(model, CALIBRATION).model
     assert not torch.equal(logits(quantized), expected)
     assert torch.equal(logits(model), expected)
     after = model.state_dict()
@@ -62,7 +66,7 @@ def test_the_full_model_is_left_bit_identical_and_usable(family, lm_head):
 def test_the_quantized_model_says_nearly_what_the_full_model_says(family):
     """Eight bits are enough for logits that agree to a few hundredths of their spread."""
     model = model_of(family)
-    error = logits(W8A8Quantizer().quantize(model, CALIBRATION)) - logits(model)
+    error = logits(W8A8Quantizer().quantize(model, CALIBRATION).model) - logits(model)
     assert error.std() < 0.1 * logits(model).std()
 
 
@@ -70,9 +74,10 @@ def test_the_quantized_model_says_nearly_what_the_full_model_says(family):
 def test_every_linear_layer_but_the_head_is_quantized(family):
     """Coverage is complete and reported; what is not a linear layer is listed with the reason."""
     model, quantizer = model_of(family), W8A8Quantizer()
-    quantized = quantizer.quantize(model)
+    made = quantizer.quantize(model)
+    quantized = made.model
     names = [layer.name for layer in linear_layers(model) if layer.module is not model.get_output_embeddings()]
-    report = quantizer.describe()
+    report = made.report
     assert list(quantized_layers(quantized)) == names == [layer["name"] for layer in report["layers"]]
     skipped = {entry["name"]: entry["reason"] for entry in report["skipped"]}
     matrices = {name for name, parameter in quantized.named_parameters() if parameter.dim() >= 2}
@@ -85,8 +90,8 @@ def test_every_linear_layer_but_the_head_is_quantized(family):
 def test_fused_experts_are_listed_as_skipped_with_the_reason():
     """They are 3-D parameters, not linear layers; nobody may take the model for a fully quantized one."""
     quantizer = W8A8Quantizer()
-    quantizer.quantize(model_of("mixtral"))
-    skipped = {entry["name"]: entry["reason"] for entry in quantizer.describe()["skipped"]}
+    made = quantizer.quantize(model_of("mixtral"))
+    skipped = {entry["name"]: entry["reason"] for entry in made.report["skipped"]}
     assert skipped["model.layers.0.mlp.experts.gate_up_proj"] == "a 3-D parameter of MixtralExperts, not a linear layer"
     assert skipped["model.embed_tokens.weight"] == "embedding"
 
@@ -105,9 +110,10 @@ def test_a_linear_layer_with_a_forward_of_its_own_is_left_alone():
         lambda toy, hidden: toy.linear(hidden) * toy.router(hidden)[0], linear=nn.Linear(16, 16), router=Router(16, 16)
     )
     quantizer = W8A8Quantizer()
-    quantized = quantizer.quantize(toy, CALIBRATION)
+    made = quantizer.quantize(toy, CALIBRATION)
+    quantized = made.model
     assert list(quantized_layers(quantized)) == ["linear"]
-    assert {"name": "router.weight", "reason": "a 2-D parameter of Router, not a linear layer"} in quantizer.describe()[
+    assert {"name": "router.weight", "reason": "a 2-D parameter of Router, not a linear layer"} in made.report[
         "skipped"
     ]
     assert quantized(CALIBRATION[0]).isfinite().all()
@@ -117,7 +123,7 @@ def test_a_linear_layer_with_a_forward_of_its_own_is_left_alone():
 def test_what_is_not_changed_is_shared(family):
     """No second copy of an embedding, a head or a norm in memory."""
     model = model_of(family)
-    quantized = W8A8Quantizer(smooth=False).quantize(model)
+    quantized = W8A8Quantizer(smooth=False).quantize(model).model
     own = dict(quantized.named_parameters())
     biases = {f"{name}.bias" for name in quantized_layers(quantized)}
     assert own.keys() - biases
@@ -129,7 +135,7 @@ def test_what_is_not_changed_is_shared(family):
 def test_tied_embeddings_keep_their_values_and_stay_tied_by_default():
     """By default the head is left alone, so nothing is untied."""
     model = tiny("llama", tie_word_embeddings=True)
-    quantized = W8A8Quantizer().quantize(model, CALIBRATION)
+    quantized = W8A8Quantizer().quantize(model, CALIBRATION).model
     assert quantized.lm_head.weight is quantized.get_input_embeddings().weight
     assert quantized.lm_head.weight is model.lm_head.weight
 
@@ -140,7 +146,8 @@ def test_a_quantized_head_is_a_separate_copy_that_tying_does_not_undo(family):
     model = tiny(family, tie_word_embeddings=True)
     embedding = model.get_input_embeddings().weight.clone()
     quantizer = W8A8Quantizer(lm_head=True)
-    quantized = quantizer.quantize(model, CALIBRATION)
+    made = quantizer.quantize(model, CALIBRATION)
+    quantized = made.model
     assert "lm_head" in quantized_layers(quantized)
     expected = logits(quantized)
     quantized.tie_weights()
@@ -151,14 +158,14 @@ def test_a_quantized_head_is_a_separate_copy_that_tying_does_not_undo(family):
     assert torch.equal(quantized.get_input_embeddings().weight, embedding)
     assert model.lm_head.weight is model.get_input_embeddings().weight
     assert model.config.tie_word_embeddings
-    assert "lm_head" in [layer["name"] for layer in quantizer.describe()["layers"]]
+    assert "lm_head" in [layer["name"] for layer in made.report["layers"]]
 
 
 @pytest.mark.parametrize("family", ["qwen2", "opt", "gpt2", "gpt_neox", "bloom"])
 def test_biases_are_kept(family):
     """Without smoothing, to the bit."""
     model = model_of(family)
-    quantized = quantized_layers(W8A8Quantizer(smooth=False).quantize(model))
+    quantized = quantized_layers(W8A8Quantizer(smooth=False).quantize(model).model)
     with_bias = [layer for layer in linear_layers(model) if layer.name in quantized and layer.bias is not None]
     assert with_bias
     for layer in with_bias:
@@ -175,7 +182,7 @@ def test_gpt2_is_quantized_as_the_same_weights_in_linear_layers_would_be():
         linear = nn.Linear(*module.weight.shape)
         linear.weight, linear.bias = nn.Parameter(module.weight.T.contiguous()), module.bias
         replace_module(same, name, linear)
-    ours, theirs = (W8A8Quantizer(smooth=False).quantize(m) for m in (model, same))
+    ours, theirs = (W8A8Quantizer(smooth=False).quantize(m).model for m in (model, same))
     assert len(quantized_layers(ours)) == 8
     assert torch.equal(logits(ours), logits(theirs))
 
@@ -202,7 +209,7 @@ def test_a_tensor_that_is_not_finite_is_refused_by_name_before_anything_is_chang
 
 def test_a_model_that_is_quantized_already_is_refused():
     """Quantizing twice would lose precision without need."""
-    quantized = W8A8Quantizer().quantize(model_of("llama"))
+    quantized = W8A8Quantizer().quantize(model_of("llama")).model
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM is quantized already; give the full model"):
         W8A8Quantizer().quantize(quantized)
 
@@ -246,7 +253,7 @@ def test_a_model_without_linear_layers_is_refused():
         ({"group": 0}, "group=0, expected a positive integer, or -1"),
         ({"group": True}, "group=True, expected a positive integer"),
         ({"activations": "none"}, "activations='none', expected dynamic or static"),
-        ({"kernel": "cuda"}, "no kernel named 'cuda'; installed: dense"),
+        ({"kernel": "cuda"}, "no kernel named 'cuda'. Installed: dense"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
@@ -269,22 +276,60 @@ def test_an_option_that_there_is_not_is_refused():
 def test_the_kernel_that_is_asked_for_executes_every_layer(kernel):
     """And the report says which it was; the result does not depend on it."""
     model, quantizer = model_of("qwen2"), W8A8Quantizer(kernel=kernel)
-    quantized = quantizer.quantize(model, CALIBRATION)
-    assert quantizer.describe()["kernels"] == [kernel]
-    assert torch.equal(logits(quantized), logits(W8A8Quantizer().quantize(model, CALIBRATION)))
+    made = quantizer.quantize(model, CALIBRATION)
+    quantized = made.model
+    assert made.report["kernels"] == [kernel]
+    assert torch.equal(logits(quantized), logits(W8A8Quantizer().quantize(model, CALIBRATION).model))
 
 
 def test_quantizing_is_deterministic():
     """Twice the same model and calibration: twice the same bits; one quantizer may be used again."""
     quantizer = W8A8Quantizer()
-    first = logits(quantizer.quantize(model_of("llama"), CALIBRATION))
-    assert torch.equal(logits(quantizer.quantize(model_of("llama"), CALIBRATION)), first)
-    assert len(quantizer.describe()["layers"]) == 14
+    first, second = (quantizer.quantize(model_of("llama"), CALIBRATION) for _ in range(2))
+    assert torch.equal(logits(first.model), logits(second.model))
+    assert first.report == second.report
+    assert len(first.report["layers"]) == 14
+
+
+SPECS = ["w8a8", "w8a8:smooth=shift,group=16", "hqq:group=16", "none"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_two_pipelines_that_share_a_quantizer_report_their_own(spec):
+    """Also at the same time: a quantizer remembers nothing of a model, and describes its options only."""
+    quantizer = default_registry().build("quantizer", spec)
+    described = quantizer.describe()
+    models = [tiny("llama"), tiny("llama", num_hidden_layers=1), tiny("gpt2")]
+    alone = [default_registry().build("quantizer", spec).quantize(model, CALIBRATION).report for model in models]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(lambda model: quantizer.quantize(model, CALIBRATION), models))
+    assert [made.report for made in together] == alone
+    assert quantizer.describe() == described
+    assert described.items() <= alone[0].items()
+    if spec != "none":
+        assert [len(report["layers"]) for report in alone] == [14, 7, 8]
+    first, second = (Pipeline.from_model(model, quantizer=quantizer) for model in models[:2])
+    skipped = [len(pipe.description["quantization"].get("skipped", ())) for pipe in (first, second)]
+    assert skipped == [len(quantizer.quantize(model, None).report.get("skipped", ())) for model in models[:2]]
+
+
+def test_a_quantizer_that_returns_a_bare_model_is_told_what_to_return():
+    class Bare:
+        def quantize(self, model, calibration=None):
+            return model
+
+        def describe(self):
+            return {}
+
+    expected = r"Bare.quantize returned LlamaForCausalLM, expected quasar\.Quantized\(model, report\)"
+    for build in (lambda: Pipeline.from_model(model_of("llama"), quantizer=Bare()), lambda: check_quantizer(Bare())):
+        with pytest.raises(PluginError, match=expected):
+            build()
 
 
 def test_the_do_nothing_quantizer_returns_the_model_it_is_given():
     """No copy, no change."""
-    assert NoQuantizer().quantize(model_of("llama")) is model_of("llama")
+    assert NoQuantizer().quantize(model_of("llama")).model is model_of("llama")
     assert NoQuantizer().describe() == {"quantizer": "none"}
 
 
@@ -294,7 +339,7 @@ def test_tokens_equal_those_of_the_quantized_model_decoded_alone(family, bad):
     """By the pipeline's reference and by transformers' own generate on the quantized model."""
     model, prompt = model_of(family), random_prompt(12)
     reference = Pipeline.from_model(model, drafter="none").reference(prompt, max_new_tokens=30, eos_token_id=None)
-    assert list(reference.token_ids) == greedy(W8A8Quantizer().quantize(model), prompt, 30)
+    assert list(reference.token_ids) == greedy(W8A8Quantizer().quantize(model).model, prompt, 30)
     pipe = Pipeline.from_model(model, drafter=scripted(12, reference.token_ids, 7, bad, VOCAB_SIZE))
     assert pipe.generate_ids(prompt, max_new_tokens=30, eos_token_id=None).token_ids == reference.token_ids
 
@@ -305,23 +350,22 @@ def test_tokens_equal_those_of_the_quantized_model_decoded_alone(family, bad):
 def unrounded(quantizer: W8A8Quantizer, model: nn.Module) -> nn.Module:
     """The quantized copy with all that smoothing moved, and without any rounding."""
     with keeping_unrounded() as kept:
-        quantized = quantizer.quantize(model, CALIBRATION)
+        quantized = quantizer.quantize(model, CALIBRATION).model
     assert set(kept) == set(quantized_layers(quantized))
     twin = unrounded_twin(quantized, kept)
     assert not quantized_layers(twin)
     return twin
 
 
-def smoothed_by(quantizer: W8A8Quantizer) -> tuple[str, ...]:
+def smoothed_by(made: Quantized) -> tuple[str, ...]:
     """Names of the layers whose input is smoothed."""
-    return tuple(layer["name"] for layer in quantizer.describe()["layers"] if layer["smoothed"])
+    return tuple(layer["name"] for layer in made.report["layers"] if layer["smoothed"])
 
 
 def smoothed_layers(family: str) -> set[str]:
     """The same within one block."""
-    quantizer = W8A8Quantizer()
-    quantizer.quantize(model_of(family), CALIBRATION)
-    return {".".join(name.split(".")[-2:]) for name in smoothed_by(quantizer)}
+    made = W8A8Quantizer().quantize(model_of(family), CALIBRATION)
+    return {".".join(name.split(".")[-2:]) for name in smoothed_by(made)}
 
 
 ATTENTION = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}
@@ -445,7 +489,7 @@ def folded(compute, *, tied: bool) -> tuple[str, ...]:
     quantizer = W8A8Quantizer(smooth="shift")
     smoothed = unrounded(quantizer, toy)
     torch.testing.assert_close(smoothed(CALIBRATION[0]), expected, rtol=0, atol=2e-4)
-    return smoothed_by(quantizer)
+    return smoothed_by(quantizer.quantize(toy, CALIBRATION))
 
 
 @pytest.mark.parametrize("case", UNSAFE)
@@ -486,7 +530,7 @@ def test_a_norm_of_an_unknown_form_is_not_divided():
     smoothed = unrounded(quantizer, toy)
     assert torch.equal(smoothed(CALIBRATION[0]), toy(CALIBRATION[0]))
     assert smoothed.norm.weight is toy.norm.weight
-    assert smoothed_by(quantizer) == ()
+    assert smoothed_by(quantizer.quantize(toy, CALIBRATION)) == ()
 
 
 def test_smoothing_lowers_the_error_where_activations_have_outlier_channels():
@@ -502,7 +546,7 @@ def test_smoothing_lowers_the_error_where_activations_have_outlier_channels():
                 for consumer in consumers:
                     consumer.weight[:, [3, 17]] /= 60
     error = {
-        smooth: (logits(W8A8Quantizer(smooth=smooth).quantize(model, CALIBRATION)) - logits(model)).std()
+        smooth: (logits(W8A8Quantizer(smooth=smooth).quantize(model, CALIBRATION).model) - logits(model)).std()
         for smooth in (True, False)
     }
     assert error[True] < 0.5 * error[False]
@@ -511,11 +555,14 @@ def test_smoothing_lowers_the_error_where_activations_have_outlier_channels():
 def test_without_calibration_nothing_is_smoothed():
     """No prompts, no tokenizer: the quantizer still works, and says so."""
     quantizer = W8A8Quantizer()
-    quantized = quantizer.quantize(model_of("llama"))
-    assert quantizer.describe()["smoothed_layers"] == 0
-    assert torch.equal(logits(quantized), logits(W8A8Quantizer(smooth=False).quantize(model_of("llama"), CALIBRATION)))
-    quantizer.quantize(model_of("llama"), CALIBRATION)
-    assert quantizer.describe()["smoothed_layers"] == 12
+    made = quantizer.quantize(model_of("llama"))
+    quantized = made.model
+    assert made.report["smoothed_layers"] == 0
+    assert torch.equal(
+        logits(quantized), logits(W8A8Quantizer(smooth=False).quantize(model_of("llama"), CALIBRATION).model)
+    )
+    made = quantizer.quantize(model_of("llama"), CALIBRATION)
+    assert made.report["smoothed_layers"] == 12
 
 
 # Calibration prompts

@@ -36,7 +36,7 @@ DRAFTERS = {
 
 
 def quantized(family):
-    return W8A8Quantizer().quantize(tiny(family), [torch.tensor([random_prompt(40, seed=9)])])
+    return W8A8Quantizer().quantize(tiny(family), [torch.tensor([random_prompt(40, seed=9)])]).model
 
 
 @pytest.mark.parametrize("target", TARGETS)

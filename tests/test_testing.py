@@ -31,7 +31,7 @@ from quasar.testing import (
 )
 from quasar.testing.chi_square import check_frequencies, critical_value
 from quasar.testing.fakes import TableSession
-from quasar.types import Draft, Verdict, Verification
+from quasar.types import Draft, Quantized, Verdict, Verification
 from quasar.weights.layers import check_finite, linear_layers, replace_module, structure_copy
 
 # --- drafters -------------------------------------------------------------------------------------------------------
@@ -376,6 +376,9 @@ class BeyondTheDraft(CoupledPolicy):
 class Faulty:
     """Rounds weights to 8 bits; the bugs below change one thing."""
 
+    def quantize(self, model, calibration=None):
+        return Quantized(self.make(model, calibration), self.describe())
+
     def describe(self):
         return {"quantizer": "faulty"}
 
@@ -385,7 +388,7 @@ class Faulty:
     def chosen(self, model):
         return [layer for layer in linear_layers(model) if "head" not in layer.name]
 
-    def quantize(self, model, calibration=None):
+    def make(self, model, calibration=None):
         if any(isinstance(module, Rounded) for module in model.modules()):
             raise UnsupportedModelError("quantized already")
         for layer in self.chosen(model):
@@ -432,15 +435,15 @@ class ScalesOverPositions(Faulty):
 
 
 class LeavesAHook(Faulty):
-    def quantize(self, model, calibration=None):
+    def make(self, model, calibration=None):
         model.lm_head.register_forward_hook(lambda *_: None)
-        return super().quantize(model)
+        return super().make(model)
 
 
 class AcceptsInfinity(Faulty):
-    def quantize(self, model, calibration=None):
+    def make(self, model, calibration=None):
         if any(layer.weight.isnan().any() for layer in self.chosen(model)):
-            return super().quantize(model)
+            return super().make(model)
         if any(isinstance(module, Rounded) for module in model.modules()):
             return model
         quantized = structure_copy(model)
@@ -455,10 +458,10 @@ class DropsBiases(Faulty):
 
 
 class RoundsTheUsersModel(Faulty):
-    def quantize(self, model, calibration=None):
+    def make(self, model, calibration=None):
         for layer in self.chosen(model):
             layer.weight.data.mul_(64).round_().div_(64)
-        return super().quantize(model)
+        return super().make(model)
 
 
 class TransposesConv1D(Faulty):
@@ -475,8 +478,20 @@ class RoundsTooMuch(Faulty):
         return Rounded(layer.weight * 0.3, layer.bias)
 
 
+class RemembersTheModel(Faulty):
+    layers = 0
+
+    def make(self, model, calibration=None):
+        made = super().make(model)
+        self.layers = len(self.chosen(model))
+        return made
+
+    def describe(self):
+        return {"quantizer": "faulty", "layers": self.layers}
+
+
 class AcceptsNaN(Faulty):
-    def quantize(self, model, calibration=None):
+    def make(self, model, calibration=None):
         if any(isinstance(module, Rounded) for module in model.modules()):
             return model
         quantized = structure_copy(model)
@@ -500,8 +515,8 @@ class QuantizesTwice(Faulty):
 
 
 class RoundsTheEmbedding(Faulty):
-    def quantize(self, model, calibration=None):
-        quantized = super().quantize(model)
+    def make(self, model, calibration=None):
+        quantized = super().make(model)
         embedding = quantized.get_input_embeddings()
         embedding.weight = nn.Parameter((embedding.weight * 64).round() / 64)
         return quantized
@@ -591,6 +606,7 @@ QUANTIZERS = {
     "quantizes twice": (QuantizesTwice, "quantized already is quantized once more"),
     "rounds the embedding": (RoundsTheEmbedding, "changed the input embedding"),
     "forgets its dtype": (ForgetsItsDtype, "gives torch.float32 for torch.bfloat16"),
+    "remembers the model in its description": (RemembersTheModel, "describe\\(\\) says something else after"),
     "describes with tensors": (DescribesWithTensors, "not JSON-serialisable"),
     "rounds at random with the global state": (DrawsAtRandom, "global random state"),
     "one activation scale for all positions": (ScalesOverPositions, "give different outputs"),
@@ -728,10 +744,10 @@ def test_correct_and_unusual_strategies_are_not_refused():
             return draft if draft.probs is None else Draft(draft.token_ids, draft.probs.bfloat16())
 
     class LlamaOnly(Faulty):
-        def quantize(self, model, calibration=None):
+        def make(self, model, calibration=None):
             if model.config.model_type != "llama":
                 raise UnsupportedModelError("only Llama")
-            return super().quantize(model)
+            return super().make(model)
 
     check_drafter(Drawing())
     check_drafter(InHalf())

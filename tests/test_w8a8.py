@@ -91,7 +91,8 @@ def test_groups_lower_the_error_of_a_model():
             for consumer in (attention.q_proj, attention.k_proj, attention.v_proj):
                 consumer.weight[:, 3] /= 60
     errors = [
-        (logits(W8A8Quantizer(group=group, smooth="none").quantize(model)) - logits(model)).std() for group in (-1, 8)
+        (logits(W8A8Quantizer(group=group, smooth="none").quantize(model).model) - logits(model)).std()
+        for group in (-1, 8)
     ]
     assert errors[1] < 0.7 * errors[0]
 
@@ -116,7 +117,7 @@ def test_a_group_that_does_not_fit_names_layer_shape_and_choices_and_touches_not
 
 def test_a_layer_that_no_group_fits_can_be_left_out():
     """The rest is quantized in groups."""
-    quantized = W8A8Quantizer(group=64, exclude="*.down_proj").quantize(tiny("llama", intermediate_size=100))
+    quantized = W8A8Quantizer(group=64, exclude="*.down_proj").quantize(tiny("llama", intermediate_size=100)).model
     assert isinstance(quantized.model.layers[0].mlp.up_proj, QuantizedLinear)
     assert type(quantized.model.layers[0].mlp.down_proj) is nn.Linear
 
@@ -165,7 +166,7 @@ def test_a_shift_moves_the_middle_of_each_range_to_zero():
     """Of the inputs of q/k/v and of gate/up on the calibration prompts; the full model's norms stay as they are."""
     model = model_of("llama")
     with keeping_unrounded() as kept:
-        quantized = W8A8Quantizer(smooth="shift").quantize(model, CALIBRATION)
+        quantized = W8A8Quantizer(smooth="shift").quantize(model, CALIBRATION).model
     twin = unrounded_twin(quantized, kept)
     names = [f"model.layers.1.{name}" for name in ("self_attn.q_proj", "mlp.up_proj")]
     layers = [Layer(name, twin.get_submodule(name)) for name in names]
@@ -184,7 +185,7 @@ def test_a_shift_lowers_the_error_where_channels_lie_far_from_zero():
             block.input_layernorm.bias += 30
     error = {
         smooth: (
-            logits(W8A8Quantizer(smooth=smooth, include="*.query_key_value").quantize(model, CALIBRATION))
+            logits(W8A8Quantizer(smooth=smooth, include="*.query_key_value").quantize(model, CALIBRATION).model)
             - logits(model)
         ).std()
         for smooth in ("scale", "shift")
@@ -255,7 +256,7 @@ def test_static_activations_need_calibration():
 def test_the_static_scale_is_that_of_the_largest_input_after_smoothing(smooth):
     """Of the calibration prompts: the twin's own inputs, divided by 127."""
     with keeping_unrounded() as kept:
-        quantized = W8A8Quantizer(activations="static", smooth=smooth).quantize(model_of("llama"), CALIBRATION)
+        quantized = W8A8Quantizer(activations="static", smooth=smooth).quantize(model_of("llama"), CALIBRATION).model
     twin = unrounded_twin(quantized, kept)
     for name, found in input_ranges(twin, [Layer(n, twin.get_submodule(n)) for n in kept], CALIBRATION).items():
         scale = quantized.get_submodule(name).executor.weight.input_scale
@@ -299,7 +300,7 @@ def test_a_layer_alone_has_the_divergence_of_a_model_with_that_layer_alone_quant
     with torch.no_grad():
         exact = torch.cat([model(ids).logits[0] for ids in prompts]).double().log_softmax(-1)
         for layer in (report.layers[0], report.layers[-1]):
-            alone = W8A8Quantizer(smooth="none", include=layer.name).quantize(model)
+            alone = W8A8Quantizer(smooth="none", include=layer.name).quantize(model).model
             other = torch.cat([alone(ids).logits[0] for ids in prompts]).double().log_softmax(-1)
             expected = float((exact.exp() * (exact - other)).sum(-1).mean())
             assert layer.kl == pytest.approx(expected, rel=0.02)
@@ -334,9 +335,10 @@ def test_the_models_are_left_as_they_were():
     """The layers that were tried out are put back; nothing is kept beyond the measurement."""
     model = tiny("qwen2")
     expected = logits(model)
-    quantized, _ = measure_sensitivity(model, W8A8Quantizer(), CALIBRATION)
+    made, _ = measure_sensitivity(model, W8A8Quantizer(), CALIBRATION)
+    quantized = made.model
     assert torch.equal(logits(model), expected)
-    assert torch.equal(logits(quantized), logits(W8A8Quantizer().quantize(model, CALIBRATION)))
+    assert torch.equal(logits(quantized), logits(W8A8Quantizer().quantize(model, CALIBRATION).model))
     assert not any(module._forward_hooks for module in quantized.modules())
 
 
@@ -387,7 +389,9 @@ def test_the_table_and_the_json_name_every_layer(monkeypatch, tmp_path):
 def test_strictly_verified_output_is_that_of_plain_decoding_in_every_mode(spec):
     """Shifted norms and scales of groups depend on no other row either."""
     model = tiny("llama")
-    pipe = Pipeline(CausalLMVerifier(default_registry().build("quantizer", spec).quantize(model, CALIBRATION)).strict())
+    pipe = Pipeline(
+        CausalLMVerifier(default_registry().build("quantizer", spec).quantize(model, CALIBRATION).model).strict()
+    )
     prompt = [*random_prompt(6), *random_prompt(6)]
     result = pipe.generate_ids(prompt, max_new_tokens=40)
     assert result.token_ids == pipe.reference(prompt, max_new_tokens=40).token_ids
@@ -401,7 +405,7 @@ def test_groups_bring_a_real_model_nearer_to_the_full_one(smollm2):
     with torch.no_grad():
         exact = smollm2.model(inputs).logits[0].log_softmax(-1)
         kl = [
-            divergence(exact, W8A8Quantizer(group=g).quantize(smollm2.model)(inputs).logits[0].log_softmax(-1))
+            divergence(exact, W8A8Quantizer(group=g).quantize(smollm2.model).model(inputs).logits[0].log_softmax(-1))
             for g in (-1, 32)
         ]
     assert kl[1] < 0.5 * kl[0]

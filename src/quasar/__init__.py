@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from quasar.later import import_hqq_later
 from quasar.registry.hookspecs import hookimpl
-from quasar.types import Chunk, Draft, GenerationResult, Verdict, Verification
+from quasar.types import Chunk, Draft, GenerationResult, Quantized, Verdict, Verification
 
 if TYPE_CHECKING:
     from quasar.pipeline.pipeline import Pipeline
 
 __version__ = "0.2.0"
-__all__ = ["Chunk", "Draft", "GenerationResult", "Pipeline", "Verdict", "Verification", "hookimpl"]
+__all__ = ["Chunk", "Draft", "GenerationResult", "Pipeline", "Quantized", "Verdict", "Verification", "hookimpl"]
 
 import_hqq_later()
 

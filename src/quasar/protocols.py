@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from quasar.types import Draft, Verdict, Verification
+from quasar.types import Draft, Quantized, Verdict, Verification
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -139,9 +139,9 @@ class AcceptancePolicy(Protocol):
 
 
 class Quantizer(Protocol):
-    """Makes the quantized copy of a model."""
+    """Makes the quantized copy of a model, and remembers nothing of it."""
 
-    def quantize(self, model: nn.Module, calibration: Sequence[Any] | None = None) -> nn.Module:
+    def quantize(self, model: nn.Module, calibration: Sequence[Any] | None = None) -> Quantized:
         """Return a quantized copy that shares every tensor it does not change; ``model`` itself is left as it was.
 
         Args:
@@ -156,7 +156,7 @@ class Quantizer(Protocol):
         ...
 
     def describe(self) -> Mapping[str, Any]:
-        """Options and, after :meth:`quantize`, what was quantized, what was not and why. JSON-serialisable."""
+        """The options. JSON-serialisable."""
         ...
 
 

@@ -113,6 +113,19 @@ class Chunk:
     token_ids: tuple[int, ...]
 
 
+@attrs.frozen(eq=False)
+class Quantized:
+    """What a quantizer makes of a model.
+
+    Args:
+        model: The quantized copy.
+        report: The options, what was quantized, what was not and why; JSON-serialisable.
+    """
+
+    model: Any
+    report: Mapping[str, Any]
+
+
 @attrs.frozen
 class TokenLogprobs:
     """Natural logarithms of the target's probabilities at one position, before temperature and cuts.

@@ -63,12 +63,12 @@ def test_it_keeps_the_protocol(options):
 class FoldOnly(AwqQuantizer):
     """Scales as AWQ does, but keeps the folded weights in floating point."""
 
-    def _place(self, quantized, layer, fold, inputs):
+    def _place(self, copy, layer, fold, inputs):
         linear = nn.Linear(*reversed(layer.weight.shape), bias=layer.bias is not None)
         linear.weight = nn.Parameter(fold.apply(layer.weight))
         if layer.bias is not None:
             linear.bias = nn.Parameter(fold.apply_to_bias(layer.bias))
-        replace_module(quantized, layer.name, linear)
+        replace_module(copy.model, layer.name, linear)
         self.columns = {**getattr(self, "columns", {}), layer.name: fold.columns}
 
 
@@ -76,14 +76,14 @@ class FoldOnly(AwqQuantizer):
 def test_scaling_alone_does_not_change_what_a_model_computes(family):
     """What a search found is divided out where the input is made: with unrounded weights the logits are the same."""
     model = tiny(family)
-    scaled = FoldOnly(bits=3, group=16, grid=5).quantize(model, CALIBRATION)
+    scaled = FoldOnly(bits=3, group=16, grid=5).quantize(model, CALIBRATION).model
     torch.testing.assert_close(logits(scaled), logits(model), rtol=0, atol=3e-4)
 
 
 def test_scales_are_found_for_the_layers_that_share_an_input_and_differ_from_one():
     """q/k/v have the same, so do gate and up; down has its own, with its input made by up; the output has none."""
     model, quantizer = with_outliers(mlp_bias=True, attention_bias=True), FoldOnly(bits=3, group=16, grid=5)
-    scaled = quantizer.quantize(model, CALIBRATION)
+    scaled = quantizer.quantize(model, CALIBRATION).model
     torch.testing.assert_close(logits(scaled), logits(model), rtol=1e-4, atol=1e-3)
     block = {name.rpartition(".")[2]: s for name, s in quantizer.columns.items() if ".layers.0." in name}
     assert block["q_proj"] is block["k_proj"] is block["v_proj"]
@@ -96,7 +96,7 @@ def test_a_scale_that_a_layer_left_alone_would_need_is_not_used():
     """Without up, nothing divides the input of down; without k, the norm must not be divided for q and v."""
     quantizer = FoldOnly(bits=3, group=16, grid=5, exclude="*.up_proj|*.k_proj")
     model = with_outliers()
-    scaled = quantizer.quantize(model, CALIBRATION)
+    scaled = quantizer.quantize(model, CALIBRATION).model
     torch.testing.assert_close(logits(scaled), logits(model), rtol=0, atol=3e-4)
     assert all(columns is None for columns in quantizer.columns.values())
 
@@ -104,7 +104,7 @@ def test_a_scale_that_a_layer_left_alone_would_need_is_not_used():
 def error_of(models: list[nn.Module], **options) -> float:
     """Size of the change of the logits, over several models: a single tiny one is a matter of luck."""
     quantizer = AwqQuantizer(**options)
-    changes = [logits(quantizer.quantize(model, CALIBRATION)) - logits(model) for model in models]
+    changes = [logits(quantizer.quantize(model, CALIBRATION).model) - logits(model) for model in models]
     return float(torch.cat(changes).pow(2).mean().sqrt())
 
 
@@ -119,24 +119,25 @@ def test_it_is_nearer_to_the_model_than_rounding_to_nearest(bits, sym):
 def test_without_calibration_weights_are_rounded_to_nearest_and_it_says_so():
     """The same as with no steps of the search."""
     model, quantizer = tiny("llama"), AwqQuantizer(group=32)
-    assert quantizer.describe()["method"] == "not quantized yet"
-    plain = records(quantizer.quantize(model, None))
-    assert quantizer.describe()["method"] == "rounded to nearest (there was no calibration)"
-    assert quantizer.describe()["clipped_layers"] == quantizer.describe()["scaled_layers"] == 0
+    made = quantizer.quantize(model, None)
+    plain = records(made.model)
+    assert made.report["method"] == "rounded to nearest (there was no calibration)"
+    assert made.report["clipped_layers"] == made.report["scaled_layers"] == 0
     for name, record in plain.items():
         weight = model.get_submodule(name).weight
         torch.testing.assert_close(record.dequantize(), Grid(4, 32, False).nearest(weight.detach()))
     unsearched = AwqQuantizer(group=32, grid=0)
-    others = records(unsearched.quantize(model, CALIBRATION))
-    assert unsearched.describe()["method"] == "rounded to nearest (grid=0)"
+    made = unsearched.quantize(model, CALIBRATION)
+    others = records(made.model)
+    assert made.report["method"] == "rounded to nearest (grid=0)"
     assert all(torch.equal(others[name].values, record.values) for name, record in plain.items())
 
 
 def test_what_was_searched_is_told():
     """Of 14 layers, all but the two outputs of attention are scaled, all but queries and keys clipped."""
     quantizer = AwqQuantizer(group=32, grid=4)
-    quantizer.quantize(tiny("llama"), CALIBRATION)
-    description = quantizer.describe()
+    made = quantizer.quantize(tiny("llama"), CALIBRATION)
+    description = made.report
     assert description["method"] == "activation-aware"
     assert (description["scaled_layers"], description["clipped_layers"]) == (12, 10)
     assert {"bits": 4, "group": 32, "sym": False, "grid": 4}.items() <= description.items()
@@ -146,7 +147,9 @@ def test_what_was_searched_is_told():
 def test_queries_and_keys_are_not_clipped():
     """They are the same with clipping and without it, while values are not."""
     model, options = with_outliers(), {"bits": 3, "group": 32, "grid": 6}
-    clipped, plain = (records(AwqQuantizer(**options, clip=c).quantize(model, CALIBRATION)) for c in (True, False))
+    clipped, plain = (
+        records(AwqQuantizer(**options, clip=c).quantize(model, CALIBRATION).model) for c in (True, False)
+    )
     same = {name for name, record in clipped.items() if torch.equal(record.scales, plain[name].scales)}
     assert same == {name for name in clipped if name.endswith(("q_proj", "k_proj"))}
 
@@ -174,7 +177,7 @@ def test_a_layer_that_calibration_does_not_reach_is_rounded_to_nearest():
     """As an expert that no token chose."""
     model = tiny("llama")
     model.model.layers[0].spare = nn.Linear(64, 8)
-    quantized = AwqQuantizer(group=32, grid=4).quantize(model, CALIBRATION)
+    quantized = AwqQuantizer(group=32, grid=4).quantize(model, CALIBRATION).model
     expected = Grid(4, 32, False).nearest(model.model.layers[0].spare.weight.detach())
     torch.testing.assert_close(records(quantized)["model.layers.0.spare"].dequantize(), expected)
 
@@ -184,7 +187,7 @@ def test_activations_are_rounded_as_asked(scheme):
     """The records say it, and speculation on such a target changes nothing."""
     quantizer = AwqQuantizer(group=32, grid=2, activations=scheme)
     model, prompt = tiny("llama"), [*random_prompt(6), *random_prompt(6)]
-    assert {record.activations for record in records(quantizer.quantize(model, CALIBRATION)).values()} == {scheme}
+    assert {record.activations for record in records(quantizer.quantize(model, CALIBRATION).model).values()} == {scheme}
     pipe = Pipeline.from_model(model, quantizer=quantizer, strict=True, drafter="ngram:k=4,max_n=2")
     result = pipe.generate_ids(prompt, max_new_tokens=40)
     assert result.token_ids == pipe.reference(prompt, max_new_tokens=40).token_ids
@@ -194,7 +197,7 @@ def test_the_dtype_of_the_model_is_kept():
     """In the norms that are divided too; half precision holds the scales."""
     for dtype in (torch.bfloat16, torch.float16):
         model = with_outliers(dtype=dtype)
-        quantized = AwqQuantizer(bits=8, group=32, grid=4).quantize(model, CALIBRATION)
+        quantized = AwqQuantizer(bits=8, group=32, grid=4).quantize(model, CALIBRATION).model
         assert {parameter.dtype for parameter in quantized.parameters()} == {dtype}
         change = logits(quantized).float() - logits(model).float()
         assert float(change.pow(2).mean().sqrt()) < 0.05 * float(logits(model).float().pow(2).mean().sqrt())
@@ -225,8 +228,8 @@ def test_a_group_that_does_not_fit_is_refused_before_any_weight_is_touched(optio
 def test_odd_sizes_are_quantized_in_whole_rows_and_a_layer_can_be_left_out():
     """What the refusal proposes works."""
     model = tiny("llama", intermediate_size=100)
-    assert len(records(AwqQuantizer(group=-1, grid=2).quantize(model, CALIBRATION))) == 14
-    left_out = AwqQuantizer(group=16, grid=2, exclude="*.down_proj").quantize(model, CALIBRATION)
+    assert len(records(AwqQuantizer(group=-1, grid=2).quantize(model, CALIBRATION).model)) == 14
+    left_out = AwqQuantizer(group=16, grid=2, exclude="*.down_proj").quantize(model, CALIBRATION).model
     assert len(records(left_out)) == 12
 
 
@@ -299,6 +302,6 @@ def test_a_real_model_stays_nearer_to_itself_than_by_rounding_to_nearest(smollm2
     full, divergence = log_probs(model), {}
     for grid in (0, 6):
         quantizer = AwqQuantizer(bits=bits, group=64, grid=grid, samples=128)
-        other = log_probs(quantizer.quantize(model, calibration))
+        other = log_probs(quantizer.quantize(model, calibration).model)
         divergence[grid] = float((full.exp() * (full - other)).sum(-1).mean())
     assert divergence[6] < 0.75 * divergence[0]

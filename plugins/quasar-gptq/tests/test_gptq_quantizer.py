@@ -43,12 +43,13 @@ def test_every_architecture_is_calibrated_and_nearer_than_by_rounding_to_nearest
     quantizer = GptqQuantizer(bits=3, group=32)
     distances = []
     for calibration in (CALIBRATION, None):
-        quantized = quantizer.quantize(model, calibration)
+        made = quantizer.quantize(model, calibration)
+        quantized = made.model
         with torch.no_grad():
             distances += [sum(float((quantized(ids).logits - model(ids).logits).norm()) for ids in CALIBRATION)]
-    assert quantizer.describe()["rounding"] == "to nearest: no layer saw calibration"
-    quantizer.quantize(model, CALIBRATION)
-    description = quantizer.describe()
+    assert made.report["rounding"] == "to nearest: no layer saw calibration"
+    made = quantizer.quantize(model, CALIBRATION)
+    description = made.report
     assert (description["rounding"], description["calibrated_layers"]) == ("by GPTQ", len(description["layers"]))
     assert distances[0] < distances[1]
 
@@ -68,12 +69,16 @@ def inputs_of(model: nn.Module, name: str) -> torch.Tensor:
 def test_layers_see_the_inputs_that_quantized_blocks_before_them_give(family):
     """The record of each layer is that of the Hessian in a model that is quantized as far as the block before."""
     model = tiny(family)
-    quantized = GptqQuantizer(bits=3, group=32).quantize(model, CALIBRATION)
+    quantized = GptqQuantizer(bits=3, group=32).quantize(model, CALIBRATION).model
     blocks = blocks_of(model, [layer for layer in linear_layers(model) if layer.name != "lm_head"])
     assert [len(block.layers) for block in blocks] == [len(blocks[0].layers)] * model.config.num_hidden_layers
     done: list[str] = []
     for block in blocks:
-        partly = GptqQuantizer(bits=3, group=32, include="|".join(done)).quantize(model, CALIBRATION) if done else model
+        partly = (
+            GptqQuantizer(bits=3, group=32, include="|".join(done)).quantize(model, CALIBRATION).model
+            if done
+            else model
+        )
         for layer in block.layers:
             rows = inputs_of(partly, layer.name)
             expected = quantize_gptq(layer.weight, rows.T @ rows, bits=3, group=32)
@@ -106,8 +111,9 @@ def test_layers_that_calibration_does_not_reach_are_rounded_to_nearest_and_count
     model.model.layers[1].spare = nn.Linear(64, 64)
     model.spare = nn.Linear(64, 64)
     quantizer = GptqQuantizer(bits=4, group=32)
-    quantized = quantizer.quantize(model, CALIBRATION)
-    assert quantizer.describe()["rounding"] == "by GPTQ; to nearest in 2 layers that calibration did not reach"
+    made = quantizer.quantize(model, CALIBRATION)
+    quantized = made.model
+    assert made.report["rounding"] == "by GPTQ; to nearest in 2 layers that calibration did not reach"
     for name, module in (("model.layers.1.spare", model.model.layers[1].spare), ("spare", model.spare)):
         expected = quantize_gptq(module.weight, None, bits=4, group=32)
         assert torch.equal(quantized.get_submodule(name).executor.weight.values, expected.values)
@@ -130,7 +136,7 @@ def test_threads_are_over_and_blocks_are_themselves_again_after_quantizing():
     import threading
 
     before = threading.active_count()
-    quantized = GptqQuantizer(group=32).quantize(tiny("llama"), CALIBRATION)
+    quantized = GptqQuantizer(group=32).quantize(tiny("llama"), CALIBRATION).model
     assert threading.active_count() == before
     assert all("forward" not in module.__dict__ for module in quantized.modules())
     assert all(not module._forward_pre_hooks for module in quantized.modules())
@@ -198,7 +204,8 @@ def test_options_reach_the_records():
     """Bits, group, symmetry, rounding of activations and order."""
     model = tiny("llama")
     quantizer = GptqQuantizer(bits=3, group=16, sym=True, act_order=True, activations="int8_per_token", damp=0.2)
-    quantized = quantizer.quantize(model, CALIBRATION)
+    made = quantizer.quantize(model, CALIBRATION)
+    quantized = made.model
     for module in quantized.modules():
         if isinstance(module, QuantizedLinear):
             record = module.executor.weight
@@ -206,7 +213,7 @@ def test_options_reach_the_records():
             assert record.activations == "int8_per_token"
             assert sorted(record.input_order.tolist()) == list(range(record.shape[1]))
             assert set(record.values.unique().tolist()) <= set(range(-4, 4))
-    description = json.loads(json.dumps(quantizer.describe()))
+    description = json.loads(json.dumps(made.report))
     assert (description["damp"], description["sym"], description["act_order"]) == (0.2, True, True)
 
 
@@ -214,7 +221,7 @@ def test_a_quantized_model_and_one_without_layers_are_refused():
     """As by every quantizer."""
     quantizer = GptqQuantizer(group=32)
     with pytest.raises(UnsupportedModelError, match="quantized already"):
-        quantizer.quantize(quantizer.quantize(tiny("llama")))
+        quantizer.quantize(quantizer.quantize(tiny("llama")).model)
     with pytest.raises(UnsupportedModelError, match="no linear layer that gptq could quantize"):
         GptqQuantizer(group=32, exclude="*").quantize(tiny("llama"))
 
@@ -238,7 +245,7 @@ def test_a_real_model_keeps_more_of_what_it_says_on_the_calibration_prompts(smol
     quantizer = GptqQuantizer(bits=3, group=64, damp=0.1, include="model.layers.4.*|model.layers.5.*")
     divergences = []
     for calibration in (prompts, None):
-        quantized = quantizer.quantize(smollm2.model, calibration)
+        quantized = quantizer.quantize(smollm2.model, calibration).model
         with torch.no_grad():
             pairs = [[m(ids).logits[0].log_softmax(-1) for m in (smollm2.model, quantized)] for ids in prompts[:4]]
         divergences += [sum(float((full.exp() * (full - other)).sum(-1).mean()) for full, other in pairs)]

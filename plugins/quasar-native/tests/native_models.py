@@ -95,9 +95,9 @@ def in_format(form: str, family: str = "llama"):
     if form == "bfloat16":
         return tiny(family, dtype=torch.bfloat16)
     if form == "w8a8":
-        return W8A8Quantizer(lm_head=True).quantize(model)
+        return W8A8Quantizer(lm_head=True).quantize(model).model
     if form.startswith("hqq"):
-        quantized = HqqQuantizer(group=int(form.split()[-1]), lm_head=True).quantize(model)
+        quantized = HqqQuantizer(group=int(form.split()[-1]), lm_head=True).quantize(model).model
         return _rounding_inputs(quantized) if "a8" in form else quantized
     return _replaced(model, {"w8 groups of 32": _grouped, "static": _static, "ordered": _ordered}[form])
 

@@ -31,7 +31,7 @@ def test_greedy_text_of_the_full_model_is_that_of_transformers(smollm2, prompt):
 @pytest.fixture(scope="module", params=["w8a8:lm_head=true", "hqq"])
 def quantized(request, smollm2):
     """The quantized model, which the tests of all caches share."""
-    return default_registry().build("quantizer", request.param).quantize(smollm2.model)
+    return default_registry().build("quantizer", request.param).quantize(smollm2.model).model
 
 
 @pytest.mark.parametrize(("cache", "threads"), [("float32", 2), ("bfloat16", 1), ("int8", 1)])

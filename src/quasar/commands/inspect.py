@@ -11,8 +11,9 @@ from torch import nn
 from quasar.checkpoints.models import load_model
 from quasar.commands.sensitivity import measure_sensitivity
 from quasar.errors import InvalidRequestError
+from quasar.loop.checks import quantize
 from quasar.pipeline.plan import Plan
-from quasar.protocols import Quantizer
+from quasar.types import Quantized
 from quasar.weights.layers import LayerReport, skipped_weights
 from quasar.weights.linear import quantized_layers
 from quasar.weights.provenance import quantization_described
@@ -42,16 +43,16 @@ def inspect_model(
     plan = plan.fitted_to(loaded.model)
     calibration = plan.calibration_for(loaded.model, loaded.tokenizer)
     if not sensitivity:
-        return report_of(plan.quantizer, loaded.model, plan.quantizer.quantize(loaded.model, calibration))
+        return report_of(loaded.model, quantize(plan.quantizer, loaded.model, calibration))
     if not plan.quantizes:
         raise InvalidRequestError("sensitivity is what quantizing does to a model, and no quantizer is asked for")
     quantized, measured = measure_sensitivity(loaded.model, plan.quantizer, calibration)
-    return {**report_of(plan.quantizer, loaded.model, quantized), "sensitivity": attrs.asdict(measured)}
+    return {**report_of(loaded.model, quantized), "sensitivity": attrs.asdict(measured)}
 
 
-def report_of(quantizer: Quantizer, model: nn.Module, quantized: nn.Module) -> dict[str, Any]:
+def report_of(model: nn.Module, made: Quantized) -> dict[str, Any]:
     """What became of ``model``; of one that came quantized, what it is made of, without errors."""
-    description = dict(quantizer.describe())
+    quantized, description = made.model, dict(made.report)
     layers, skipped = description.pop("layers", []), description.pop("skipped", [])
     if comes_quantized := bool(quantized_layers(model)):
         description = quantization_described(model) or description

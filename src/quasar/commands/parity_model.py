@@ -33,7 +33,7 @@ def measure_model(
     loaded = load_model(name, dtype=dtype, device=device)
     if quantized_layers(loaded.model):
         raise InvalidRequestError(f"{name} comes quantized; to measure what that changed takes the full model")
-    verifier, _ = plan.assemble(loaded.model, loaded.tokenizer)
+    verifier = plan.assemble(loaded.model, loaded.tokenizer).verifier
     full = CausalLMVerifier(loaded.model)
     prompts = [encode_prompt(loaded.tokenizer, prompt) for prompt in own_prompts()]
     texts = [(len(prompt), greedy_text(full, prompt, tokens)) for prompt in track(prompts, "making text")]

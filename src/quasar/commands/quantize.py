@@ -9,6 +9,7 @@ from quasar.checkpoints.models import load_model
 from quasar.checkpoints.saving import check_target, save_quantized
 from quasar.commands.inspect import report_of
 from quasar.errors import InvalidRequestError
+from quasar.loop.checks import quantize
 from quasar.pipeline.plan import Plan
 
 
@@ -34,7 +35,7 @@ def quantize_model(
     if not plan.quantizes:
         raise InvalidRequestError(f"quantizer={plan.specs['quantizer']!r} leaves the model as it is; choose another")
     loaded = load_model(name, dtype=dtype, device=device)
-    quantized: Any = plan.quantizer.quantize(loaded.model, plan.calibration_for(loaded.model, loaded.tokenizer))
-    report = report_of(plan.quantizer, loaded.model, quantized)
-    save_quantized(target, quantized, loaded.tokenizer, {"spec": plan.specs["quantizer"], **plan.quantizer.describe()})
+    made = quantize(plan.quantizer, loaded.model, plan.calibration_for(loaded.model, loaded.tokenizer))
+    report = report_of(loaded.model, made)
+    save_quantized(target, made.model, loaded.tokenizer, {"spec": plan.specs["quantizer"], **made.report})
     return report

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from quasar.errors import UnsupportedModelError
+from quasar.loop.checks import quantize
 from quasar.progress import track
 from quasar.protocols import Quantizer
 from quasar.quantizers.unrounded import keeping_unrounded, unrounded_twin
+from quasar.types import Quantized
 from quasar.weights.layers import replace_module
 from quasar.weights.linear import QuantizedLinear
 
@@ -62,7 +64,7 @@ class SensitivityReport:
 @torch.no_grad()
 def measure_sensitivity(
     model: nn.Module, quantizer: Quantizer, calibration: Sequence[Tensor] | None, *, tokens: int = _TOKENS
-) -> tuple[nn.Module, SensitivityReport]:
+) -> tuple[Quantized, SensitivityReport]:
     """Quantize a model and measure each layer by itself: one forward over the tokens for each.
 
     Args:
@@ -71,7 +73,7 @@ def measure_sensitivity(
         tokens: How many of them to measure on, at most.
 
     Returns:
-        The quantized model, and the report.
+        What the quantizer made, and the report.
 
     Raises:
         UnsupportedModelError: There is no prompt to measure on, or the quantizer does not say what it rounded.
@@ -79,7 +81,8 @@ def measure_sensitivity(
     if not calibration:
         raise UnsupportedModelError("sensitivity is measured on prompts, and a model without a tokenizer has none")
     with keeping_unrounded() as kept:
-        quantized = quantizer.quantize(model, calibration)
+        made = quantize(quantizer, model, calibration)
+    quantized = made.model
     if not kept and any(isinstance(module, QuantizedLinear) for module in quantized.modules()):
         raise UnsupportedModelError(f"{type(quantizer).__name__} does not say what it rounded: it uses no Assembly")
     twin, prompts = unrounded_twin(quantized, kept), _cut(calibration, tokens)
@@ -90,7 +93,7 @@ def measure_sensitivity(
         for name in track(list(kept), "measuring layers")
     ]
     layers.sort(key=lambda layer: -layer.kl)
-    return quantized, SensitivityReport(len(exact), divergence(exact, _log_probs(quantized, prompts)), layers)
+    return made, SensitivityReport(len(exact), divergence(exact, _log_probs(quantized, prompts)), layers)
 
 
 def divergence(exact: Tensor, other: Tensor) -> float:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError, NumericalError
-from quasar.loop.checks import bind_drafter
+from quasar.loop.checks import bind_drafter, quantize
 from quasar.loop.decode import speculate
 from quasar.loop.decoding import Decoding
 from quasar.loop.prefix import common_prefix_length
@@ -145,7 +145,7 @@ class CascadeDrafter:
     def bind(self, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None) -> NestedDrafter:
         """Quantize the model; see :class:`quasar.protocols.Bindable`."""
         drafter = bind_drafter(self._drafter, model, tokenizer, calibration)
-        copy = self._quantizer.quantize(model, calibration)
+        copy = quantize(self._quantizer, model, calibration).model
         verifier: Verifier = default_registry().build_verifier(self._verifier, copy)
         return NestedDrafter(drafter, verifier, **attrs.asdict(self._blocks))
 

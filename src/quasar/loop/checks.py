@@ -20,12 +20,13 @@ from quasar.protocols import (
     Drafter,
     DraftSession,
     Prefillable,
+    Quantizer,
     Restartable,
     Verifier,
     VerifySession,
 )
 from quasar.registry.signatures import accepts, check_signatures, offers
-from quasar.types import Draft, Verdict, Verification
+from quasar.types import Draft, Quantized, Verdict, Verification
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +43,20 @@ def bind_drafter(
     bound = bindable.bind(model, tokenizer, calibration)
     check_signatures(Drafter, bound, f"what {type(drafter).__name__}.bind returned")
     return bound
+
+
+def quantize(quantizer: Quantizer, model: Any, calibration: Sequence[Any] | None) -> Quantized:
+    """What a quantizer makes of a model, checked to be that.
+
+    Raises:
+        PluginError: It is not.
+    """
+    with faults_of(quantizer, "quantize"):
+        made = quantizer.quantize(model, calibration)
+    if not isinstance(made, Quantized):
+        got = f"{type(quantizer).__name__}.quantize returned {type(made).__name__}"
+        raise PluginError(f"{got}, expected quasar.Quantized(model, report)")
+    return made
 
 
 def is_bindable(drafter: Drafter) -> bool:

@@ -120,17 +120,18 @@ class Pipeline:
     @classmethod
     def _from_plan(cls, plan: Plan, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Pipeline:
         plan = plan.fitted_to(model)
-        verifier, drafter = plan.assemble(model, tokenizer)
+        made = plan.assemble(model, tokenizer)
+        verifier = made.verifier
         pipeline = cls(
             verifier,
             tokenizer,
-            drafter=drafter,
+            drafter=made.drafter,
             policy=plan.policy,
             exact_to=plan.exact_to_of(verifier),
             target_name=plan.target_name,
             eos_token_ids=_eos_of(model, tokenizer),
         )
-        pipeline.description |= plan.describe(model)
+        pipeline.description |= plan.describe(model, made.report)
         if describe := getattr(verifier, "describe", None):
             pipeline.description["verification"] = dict(describe())
         return pipeline

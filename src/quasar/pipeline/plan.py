@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from quasar.drafters.nested import CascadeDrafter
 from quasar.errors import InvalidRequestError, UnsupportedModelError
-from quasar.loop.checks import bind_drafter, is_bindable
+from quasar.loop.checks import bind_drafter, is_bindable, quantize
 from quasar.pipeline.calibration import own_prompts, prompts_from
 from quasar.pipeline.prompts import encode_prompt
 from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
 from quasar.quantizers.none import NoQuantizer
 from quasar.registry.registry import AUTO, default_registry
-from quasar.types import ExactTo
+from quasar.types import ExactTo, Quantized
 from quasar.weights.linear import quantized_layers
 
 DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
@@ -141,21 +141,26 @@ class Plan:
         """Whether there is a quantized model at all."""
         return not isinstance(self.quantizer, NoQuantizer)
 
-    def assemble(self, model: PreTrainedModel, tokenizer: Any) -> tuple[Verifier, Drafter]:
-        """Make the target of the model; returns its verifier and what drafts for it, bound to the model.
+    def assemble(self, model: PreTrainedModel, tokenizer: Any) -> Assembled:
+        """Make the target of the model, and bind what drafts for it.
 
         Called on a plan that is :meth:`fitted_to` the model.
         """
         calibration = self.calibration_for(model, tokenizer)
         drafter = bind_drafter(self.drafter, model, tokenizer, calibration)  # first, for it may refuse the model
-        target = model if self.exact_to == "full" else self.quantizer.quantize(model, calibration)
-        return self.verifier_of(target), drafter
+        if self.exact_to == "full":
+            made = Quantized(model, self.quantizer.describe())
+        else:
+            made = quantize(self.quantizer, model, calibration)
+        return Assembled(self.verifier_of(made.model), drafter, made.report)
 
     def calibration_for(self, model: PreTrainedModel, tokenizer: Any) -> list[torch.Tensor] | None:
         """``[1, T]`` token ids of each calibration prompt; ``None`` where there is no use or no tokenizer for them."""
         if tokenizer is None or not (self.quantizes or is_bindable(self.drafter)):
             return None
-        encoded = (encode_prompt(tokenizer, prompt)[:_CALIBRATION_TOKENS] for prompt in self.calibration)
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _CALIBRATION_TOKENS
+        most = min(context, _CALIBRATION_TOKENS)
+        encoded = (encode_prompt(tokenizer, prompt)[:most] for prompt in self.calibration)
         return [torch.tensor([token_ids], device=model.device) for token_ids in encoded]
 
     def verifier_of(self, model: Any) -> Verifier:
@@ -163,9 +168,13 @@ class Plan:
         verifier: Verifier = default_registry().build_verifier(self.verifier, model)
         return strictly(verifier) if self.strict else verifier
 
-    def describe(self, model: PreTrainedModel) -> dict[str, Any]:
-        """For a reader and for JSON; without the single layers."""
-        quantization = {key: value for key, value in self.quantizer.describe().items() if key != "layers"}
+    def describe(self, model: PreTrainedModel, report: Mapping[str, Any]) -> dict[str, Any]:
+        """For a reader and for JSON; without the single layers.
+
+        Args:
+            report: What the quantizer made of the model.
+        """
+        quantization = {key: value for key, value in report.items() if key != "layers"}
         verifier = spec_of(default_registry().resolve_verifier(self.verifier, model))
         return {
             **self.specs,
@@ -174,6 +183,15 @@ class Plan:
             "device": str(model.device),
             "quantization": quantization,
         }
+
+
+@attrs.frozen(eq=False)
+class Assembled:
+    """What a plan makes of a model: the target behind its verifier, what drafts for it, and the quantizer's report."""
+
+    verifier: Verifier
+    drafter: Drafter
+    report: Mapping[str, Any]
 
 
 def strictly(verifier: Verifier) -> Verifier:

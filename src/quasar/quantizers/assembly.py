@@ -13,10 +13,10 @@ from quasar.errors import InvalidRequestError
 from quasar.kernels import KernelChooser
 from quasar.progress import track
 from quasar.quantizers.unrounded import keep
+from quasar.types import Quantized
 from quasar.weights.layers import (
     Layer,
     LayerReport,
-    Skipped,
     choose_layers,
     replace_module,
     skipped_weights,
@@ -28,10 +28,10 @@ from quasar.weights.record import QuantizedWeight
 
 
 class Assembly:
-    """The options that quantizers share, and the quantized copy in the making.
+    """The options that quantizers share.
 
-    ``begin`` gives a copy and its layers; ``place`` puts one record into the copy; ``finish`` closes it. ``assemble``
-    is all three for a quantizer that needs to see one layer at a time.
+    ``begin`` gives the copy of a model in the making; ``assemble`` makes all of it, for a quantizer that needs to see
+    one layer at a time. Nothing of a model is remembered here.
 
     Args:
         who: Name of the quantizer, for messages.
@@ -55,21 +55,62 @@ class Assembly:
         self._lm_head, self._include, self._exclude = lm_head, str(include), str(exclude)
         self._kernel = str(kernel)
         self._kernels = KernelChooser(self._kernel)
-        self._reports: list[LayerReport] = []
-        self._skipped: list[Skipped] = []
 
     def choose(self, model: nn.Module) -> list[Layer]:
         """The layers to quantize; raises as :func:`quasar.weights.layers.choose_layers` does."""
         return choose_layers(model, self.who, lm_head=self._lm_head, include=self._include, exclude=self._exclude)
 
-    def begin(self, model: nn.Module) -> Any:
-        """A copy of ``model`` that shares every tensor with it: replace tensors in it, never write to them."""
-        self._reports, self._skipped = [], []
-        return structure_copy(model)
+    def begin(self, model: nn.Module) -> QuantizedCopy:
+        """The copy of ``model`` in the making."""
+        return QuantizedCopy(model, self._kernels)
+
+    @torch.no_grad()
+    def assemble(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        quantize: Callable[[Layer], QuantizedWeight],
+        options: Mapping[str, Any],
+    ) -> Quantized:
+        """A quantized copy, each layer by itself, in the order of the modules.
+
+        Args:
+            options: What the quantizer describes of itself.
+        """
+        copy = self.begin(model)
+        for layer in track(layers, "quantizing"):
+            copy.place(layer, quantize(layer))
+        return copy.finish(options)
+
+    def describe(self) -> dict[str, Any]:
+        """The shared options."""
+        return {
+            "lm_head": self._lm_head,
+            "include": self._include,
+            "exclude": self._exclude,
+            "kernel": self._kernel,
+        }
+
+
+class QuantizedCopy:
+    """A copy of a model in the making: ``place`` puts one record into it, ``finish`` closes it.
+
+    Args:
+        model: Is left as it is.
+        kernels: Choose what executes a record.
+
+    Attributes:
+        model: The copy, which shares every tensor: replace tensors in it, never write to them.
+        reports: Of the layers that were placed.
+    """
+
+    def __init__(self, model: nn.Module, kernels: KernelChooser) -> None:
+        self.model: Any = structure_copy(model)
+        self.reports: list[LayerReport] = []
+        self._kernels = kernels
 
     def place(
         self,
-        quantized: nn.Module,
         layer: Layer,
         record: QuantizedWeight,
         *,
@@ -86,41 +127,42 @@ class Assembly:
         """
         name, kernel = self._kernels.choose(record)
         original = layer.weight if weight is None else weight
-        self._reports.append(LayerReport.of(layer.name, original, record, name, smoothed=smoothed))
+        self.reports.append(LayerReport.of(layer.name, original, record, name, smoothed=smoothed))
         bias = layer.bias if bias is None else bias
         keep(layer.name, original, bias)
         linear = QuantizedLinear(kernel.prepare(record), bias, name)
-        replace_module(quantized, layer.name, linear)
+        replace_module(self.model, layer.name, linear)
         return linear
 
-    def finish(self, quantized: nn.Module, reasons: Mapping[str, str] | None = None) -> nn.Module:
-        """Tell a quantized head apart from the embedding, and list what was left alone.
+    @property
+    def n_smoothed(self) -> int:
+        """Layers into which a part of the activations' spread was moved."""
+        return sum(report.smoothed for report in self.reports)
+
+    def finish(
+        self,
+        options: Mapping[str, Any],
+        facts: Mapping[str, Any] | None = None,
+        *,
+        reasons: Mapping[str, str] | None = None,
+    ) -> Quantized:
+        """Tell a quantized head apart from the embedding, and report what became of the model.
 
         Args:
+            options: What the quantizer describes of itself.
+            facts: What it found out about this model.
             reasons: Why, by the name of a layer that was chosen and not placed.
+
+        Returns:
+            The copy, and a report of the options, the facts, the kernels, each layer, and what was left alone and why.
         """
-        untie_quantized_head(quantized)
-        self._skipped = skipped_weights(quantized, {report.name for report in self._reports}, reasons or {})
-        return quantized
-
-    @torch.no_grad()
-    def assemble(
-        self, model: nn.Module, layers: Sequence[Layer], quantize: Callable[[Layer], QuantizedWeight]
-    ) -> nn.Module:
-        """A quantized copy, each layer by itself, in the order of the modules."""
-        quantized = self.begin(model)
-        for layer in track(layers, "quantizing"):
-            self.place(quantized, layer, quantize(layer))
-        return self.finish(quantized)
-
-    def describe(self) -> dict[str, Any]:
-        """The shared options, and after a quantizing its layers, their kernels, and what was left alone and why."""
-        return {
-            "lm_head": self._lm_head,
-            "include": self._include,
-            "exclude": self._exclude,
-            "kernel": self._kernel,
-            "kernels": sorted({report.kernel for report in self._reports}),
-            "layers": [attrs.asdict(report) for report in self._reports],
-            "skipped": [attrs.asdict(skipped) for skipped in self._skipped],
+        untie_quantized_head(self.model)
+        skipped = skipped_weights(self.model, {report.name for report in self.reports}, reasons or {})
+        report = {
+            **options,
+            **(facts or {}),
+            "kernels": sorted({report.kernel for report in self.reports}),
+            "layers": [attrs.asdict(report) for report in self.reports],
+            "skipped": [attrs.asdict(part) for part in skipped],
         }
+        return Quantized(self.model, report)

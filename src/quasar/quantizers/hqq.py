@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from quasar.errors import InvalidRequestError
 from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
+from quasar.types import Quantized
 from quasar.weights.layers import Layer
 from quasar.weights.record import ActivationScheme, QuantizedWeight
 
@@ -61,7 +62,7 @@ class HqqQuantizer:
         self._assembly = Assembly("hqq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
         _library()  # refuse before a model is loaded
 
-    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> Quantized:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`. Calibration is not used.
 
         Raises:
@@ -70,10 +71,10 @@ class HqqQuantizer:
         layers = self._assembly.choose(model)
         for layer in layers:
             check_group("hqq", layer, self._group, axis=self._axis)
-        return self._assembly.assemble(model, layers, self._quantize_layer)
+        return self._assembly.assemble(model, layers, self._quantize_layer, self.describe())
 
     def describe(self) -> Mapping[str, Any]:
-        """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone."""
+        """The options."""
         return {
             "quantizer": "hqq",
             "bits": self._bits,

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, NumericalError, QuasarError, UnsupportedModelError
+from quasar.loop.checks import quantize
 from quasar.protocols import Quantizer
 from quasar.registry.registry import default_registry
 from quasar.testing.models import random_prompt, tiny
 from quasar.testing.running import global_random_state_kept, require
+from quasar.types import Quantized
 from quasar.weights.layers import linear_layers
 
 _WIDE = 50.0
@@ -80,7 +82,10 @@ class _Subject:
     calibration: list[Tensor] = attrs.Factory(lambda: [torch.tensor([random_prompt(24, seed=s)]) for s in (1, 2)])
 
     def quantized(self) -> nn.Module:
-        return self.quantizer.quantize(self.model, self.calibration)
+        return self.made(self.calibration).model  # type: ignore[no-any-return]
+
+    def made(self, calibration: list[Tensor] | None) -> Quantized:
+        return quantize(self.quantizer, self.model, calibration)
 
 
 def check_on_model(subject: _Subject) -> None:
@@ -221,7 +226,7 @@ def _logits(model: nn.Module) -> Tensor:
 def _check_second_time(subject: _Subject, quantized: nn.Module) -> None:
     expected = _logits(quantized)
     try:
-        twice = subject.quantizer.quantize(quantized, subject.calibration)
+        twice = quantize(subject.quantizer, quantized, subject.calibration).model
     except QuasarError:
         return
     require(
@@ -233,14 +238,22 @@ def _check_second_time(subject: _Subject, quantized: nn.Module) -> None:
 def _check_without_calibration(subject: _Subject) -> None:
     """It does without, or says that it cannot."""
     with contextlib.suppress(InvalidRequestError):
-        subject.quantizer.quantize(subject.model, None)
+        subject.made(None)
 
 
 def _check_description(subject: _Subject) -> None:
-    try:
-        json.dumps(subject.quantizer.describe())
-    except (TypeError, ValueError) as error:
-        require(False, f"{subject.who}: describe() is not JSON-serialisable: {error}")
+    """It and the report can be written as JSON, and quantizing leaves nothing of a model in the description."""
+    before = subject.quantizer.describe()
+    report = subject.made(subject.calibration).report
+    for what, said in (("describe()", before), ("the report", report)):
+        try:
+            json.dumps(said)
+        except (TypeError, ValueError) as error:
+            require(False, f"{subject.who}: {what} is not JSON-serialisable: {error}")
+    require(
+        subject.quantizer.describe() == before,
+        f"{subject.who}: describe() says something else after quantizing; what belongs to a model goes into its report",
+    )
 
 
 @torch.no_grad()
@@ -255,7 +268,7 @@ def _check_non_finite(subject: _Subject, before: Mapping[str, Tensor]) -> None:
         kept = weight[0, 0].clone()
         weight[0, 0] = value
         try:
-            subject.quantizer.quantize(subject.model, subject.calibration)
+            subject.made(subject.calibration)
             refused = None
         except NumericalError as error:
             refused = str(error)

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
 from quasar.progress import track
-from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.assembly import Assembly, QuantizedCopy
 from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
 from quasar.quantizers.smoothing import Fold, divide_norm
 from quasar.quantizers.tracing import Group, trace_groups
+from quasar.types import Quantized
 from quasar.weights.layers import Layer, linear_layers
 from quasar_awq.rounding import Grid
 from quasar_awq.samples import sample_in_turns
@@ -70,11 +71,9 @@ class AwqQuantizer:
         self._grid, self._clip, self._steps, self._samples = Grid(bits, group, sym), clip, grid, samples
         self._activations: Any = activations
         self._assembly = Assembly("awq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
-        self._clipped = 0
-        self._calibrated: bool | None = None
 
     @torch.no_grad()
-    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> Quantized:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`. Without calibration: rounded to nearest.
 
         Raises:
@@ -83,22 +82,20 @@ class AwqQuantizer:
         layers = self._assembly.choose(model)
         for layer in layers:
             check_group("awq", layer, self._grid.group)
-        quantized = self._assembly.begin(model)
-        self._clipped, self._calibrated = 0, bool(calibration) and self._steps > 0
+        copy, clipped = self._assembly.begin(model), 0
         prompts = calibration if calibration and self._steps > 0 else ()
-        folds = self._search_scales(model, quantized, layers, prompts)
+        folds = self._search_scales(model, copy.model, layers, prompts)
         inputs_of = self._inputs_to_clip(model, layers, prompts)
         for layer in track(layers, "quantizing"):
-            self._place(quantized, layer, folds[layer.name], inputs_of(layer))
-        return self._assembly.finish(quantized)
+            inputs = inputs_of(layer)
+            clipped += inputs is not None
+            self._place(copy, layer, folds[layer.name], inputs)
+        method = self._method(bool(prompts), searched=bool(copy.n_smoothed or clipped))
+        facts = {"method": method, "scaled_layers": copy.n_smoothed, "clipped_layers": clipped}
+        return copy.finish(self.describe(), facts)
 
     def describe(self) -> Mapping[str, Any]:
-        """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone.
-
-        ``method`` says whether the weights were searched for or, for want of calibration, rounded to nearest.
-        """
-        shared = self._assembly.describe()
-        scaled = sum(layer["smoothed"] for layer in shared["layers"])
+        """The options."""
         own = {
             "quantizer": "awq",
             "bits": self._grid.bits,
@@ -108,21 +105,15 @@ class AwqQuantizer:
             "grid": self._steps,
             "samples": self._samples,
             "activations": self._activations,
-            "method": self._method(scaled),
-            "scaled_layers": scaled,
-            "clipped_layers": self._clipped,
         }
-        return own | shared
+        return own | self._assembly.describe()
 
-    def _method(self, scaled: int) -> str:
-        if self._calibrated is None:
-            return "not quantized yet"
-        if scaled or self._clipped:
+    def _method(self, calibrated: bool, *, searched: bool) -> str:
+        """Whether the weights were searched for or, for want of calibration, rounded to nearest."""
+        if searched:
             return "activation-aware"
-        reason = "there was no calibration"
-        if self._calibrated or self._steps == 0:
-            reason = "grid=0" if self._steps == 0 else "no layer's input could be scaled"
-        return f"rounded to nearest ({reason})"
+        reason = "no layer's input could be scaled" if calibrated else "there was no calibration"
+        return f"rounded to nearest ({'grid=0' if self._steps == 0 else reason})"
 
     def _search_scales(
         self, model: nn.Module, quantized: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
@@ -162,15 +153,14 @@ class AwqQuantizer:
         samples = sample_in_turns(model, wanted, calibration, self._samples)
         return lambda layer: None if layer.name in scores else next(samples)[1]
 
-    def _place(self, quantized: nn.Module, layer: Layer, fold: Fold, inputs: Tensor | None) -> None:
+    def _place(self, copy: QuantizedCopy, layer: Layer, fold: Fold, inputs: Tensor | None) -> None:
         weight = rounded = fold.apply(layer.weight)
         if inputs is not None:
             scaled = inputs.float() if fold.columns is None else inputs.float() / fold.columns
             rounded = clip(weight, scaled, self._grid, self._steps)
-            self._clipped += 1
         record = self._grid.record(rounded, self._activations)
         bias, smoothed = fold.apply_to_bias(layer.bias), fold.columns is not None
-        self._assembly.place(quantized, layer, record, weight=weight, bias=bias, smoothed=smoothed)
+        copy.place(layer, record, weight=weight, bias=bias, smoothed=smoothed)
 
 
 def _within(group: Group, names: Any) -> bool:

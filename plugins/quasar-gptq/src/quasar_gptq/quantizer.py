@@ -13,6 +13,7 @@ from quasar.errors import InvalidRequestError
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
+from quasar.types import Quantized
 from quasar.weights.layers import Layer
 from quasar.weights.record import ActivationScheme, QuantizedWeight
 from quasar_gptq.observing import blocks_of, observe_in_turn
@@ -70,11 +71,10 @@ class GptqQuantizer:
             )
         self._bits, self._group, self._symmetric, self._act_order = bits, group, sym, act_order
         self._damp, self._activations = float(damp), activations
-        self._calibrated = 0
         self._assembly = Assembly("gptq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
 
     @torch.no_grad()
-    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> Quantized:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`.
 
         Raises:
@@ -84,22 +84,18 @@ class GptqQuantizer:
         layers = self._assembly.choose(model)
         for layer in layers:
             check_group("gptq", layer, self._group)
-        self._calibrated = 0
-        quantized = self._assembly.begin(model)
+        calibrated, copy = 0, self._assembly.begin(model)
         blocks = blocks_of(model, layers)
-        with closing(observe_in_turn(quantized, blocks, calibration or ())) as observed:
+        with closing(observe_in_turn(copy.model, blocks, calibration or ())) as observed:
             for _, (block, hessians) in zip(track(blocks, "quantizing"), observed, strict=False):
-                self._calibrated += len(hessians)
+                calibrated += len(hessians)
                 for layer in block.layers:
-                    self._assembly.place(quantized, layer, self._record(layer, hessians.pop(layer.name, None)))
-        return self._assembly.finish(quantized)
+                    copy.place(layer, self._record(layer, hessians.pop(layer.name, None)))
+        facts = {"calibrated_layers": calibrated, "rounding": _rounding(calibrated, len(copy.reports))}
+        return copy.finish(self.describe(), facts)
 
     def describe(self) -> Mapping[str, Any]:
-        """Options, and after :meth:`quantize` the layers with kernel, bytes and error, and what was left alone.
-
-        ``rounding`` says in words how many layers saw calibration; the others are rounded to nearest.
-        """
-        shared = self._assembly.describe()
+        """The options."""
         own = {
             "quantizer": "gptq",
             "bits": self._bits,
@@ -108,17 +104,8 @@ class GptqQuantizer:
             "act_order": self._act_order,
             "damp": self._damp,
             "activations": self._activations,
-            "calibrated_layers": self._calibrated,
-            "rounding": self._rounding(len(shared["layers"])),
         }
-        return own | shared
-
-    def _rounding(self, n_layers: int) -> str:
-        if self._calibrated == n_layers:
-            return "by GPTQ"
-        if self._calibrated == 0:
-            return "to nearest: no layer saw calibration"
-        return f"by GPTQ; to nearest in {n_layers - self._calibrated} layers that calibration did not reach"
+        return own | self._assembly.describe()
 
     def _record(self, layer: Layer, hessian: Tensor | None) -> QuantizedWeight:
         return quantize_gptq(
@@ -131,3 +118,12 @@ class GptqQuantizer:
             damp=self._damp,
             activations=self._activations,
         )
+
+
+def _rounding(calibrated: int, n_layers: int) -> str:
+    """How many layers saw calibration, in words; the others are rounded to nearest."""
+    if calibrated == n_layers:
+        return "by GPTQ"
+    if calibrated == 0:
+        return "to nearest: no layer saw calibration"
+    return f"by GPTQ; to nearest in {n_layers - calibrated} layers that calibration did not reach"

@@ -21,6 +21,7 @@ from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.gguf.blocks import BLOCK_FORMATS, record_of
 from quasar.quantizers.gguf.file import GgufFile, Stored
 from quasar.quantizers.options import check_activations
+from quasar.types import Quantized
 from quasar.weights.layers import Layer
 from quasar.weights.provenance import source_of
 from quasar.weights.record import ActivationScheme, QuantizedWeight
@@ -60,11 +61,9 @@ class GgufQuantizer:
             raise InvalidRequestError(f"gguf: there is no file {self._file}")
         self._activations: ActivationScheme = activations
         self._assembly = Assembly("gguf", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
-        self._read: Path | None = None
-        self._types: Counter[str] = Counter()
 
     @torch.no_grad()
-    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> Quantized:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`. Calibration is not used.
 
         Raises:
@@ -73,28 +72,27 @@ class GgufQuantizer:
         """
         layers = self._assembly.choose(model)
         file = GgufFile(self._path_for(model), model)
-        self._read = file.path
-        quantized, reasons = self._assembly.begin(model), {}
-        self._types = Counter()
+        copy, reasons, types = self._assembly.begin(model), {}, Counter[str]()
         for layer in track(layers, "reading"):
             stored = file.find(layer)
             if stored is None or stored.type_name not in BLOCK_FORMATS:
                 reasons[layer.name] = f"stored as {stored.type_name}" if stored else "not in the file"
                 continue
-            self._assembly.place(quantized, layer, self._record(file, stored, layer))
-            self._types[stored.type_name] += 1
-        if not self._types:
+            copy.place(layer, self._record(file, stored, layer))
+            types[stored.type_name] += 1
+        if not types:
             found = ", ".join(sorted(set(reasons.values())))
             raise UnsupportedModelError(
                 f"gguf: {file.path} stores no layer as blocks of a type that is known here ({found}); "
                 f"known are {', '.join(BLOCK_FORMATS)}"
             )
-        return self._assembly.finish(quantized, reasons)
+        facts = {"file": str(file.path), "types": dict(sorted(types.items()))}
+        return copy.finish(self.describe(), facts, reasons=reasons)
 
     def describe(self) -> Mapping[str, Any]:
-        """Options, and after :meth:`quantize` the file, how many layers have each type, and what became of them."""
-        own = {"quantizer": "gguf", "file": str(self._read or self._file or ""), "activations": self._activations}
-        return own | {"types": dict(sorted(self._types.items()))} | self._assembly.describe()
+        """The options."""
+        own = {"quantizer": "gguf", "file": str(self._file or ""), "activations": self._activations}
+        return own | self._assembly.describe()
 
     def _path_for(self, model: nn.Module) -> Path:
         path = self._file or source_of(model)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
 from quasar.progress import track
-from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.assembly import Assembly, QuantizedCopy
 from quasar.quantizers.options import check_group, check_group_option
 from quasar.quantizers.ranges import Range, input_ranges
 from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
@@ -24,6 +24,7 @@ from quasar.quantizers.tracing import Group, trace_groups
 from quasar.quantizers.w8a8.scale_search import SAMPLED_ROWS, searched_scales
 from quasar.quantizers.w8a8.scheme import Int8Scheme
 from quasar.quantizers.w8a8.shifting import shift_norm
+from quasar.types import Quantized
 from quasar.weights.layers import Layer, linear_layers
 
 _SMOOTHINGS = {True: "scale", False: "none", "scale": "scale", "shift": "shift", "none": "none"}
@@ -71,7 +72,7 @@ class W8A8Quantizer:
         self._assembly = Assembly("w8a8", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
 
     @torch.no_grad()
-    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> nn.Module:
+    def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> Quantized:
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`.
 
         Raises:
@@ -82,23 +83,21 @@ class W8A8Quantizer:
         for layer in layers:
             check_group("w8a8", layer, self._scheme.group)
         ranges = self._measure_inputs(model, layers, calibration or ())
-        quantized = self._assembly.begin(model)
-        folds = self._fold_smoothing(model, quantized, layers, calibration or ())
+        copy = self._assembly.begin(model)
+        folds = self._fold_smoothing(model, copy.model, layers, calibration or ())
         for layer in track(layers, "quantizing"):
-            self._place(quantized, layer, folds[layer.name], ranges.get(layer.name))
-        return self._assembly.finish(quantized)
+            self._place(copy, layer, folds[layer.name], ranges.get(layer.name))
+        return copy.finish(self.describe(), {"smoothed_layers": copy.n_smoothed})
 
     def describe(self) -> Mapping[str, Any]:
-        """Options, and after :meth:`quantize` the layers with their kernels and the weights left alone with reasons."""
-        shared = self._assembly.describe()
+        """The options."""
         return {
             "quantizer": "w8a8",
             "group": self._scheme.group,
             "smooth": self._smooth,
             "alpha": self._alpha,
             "activations": "static" if self._scheme.static else "dynamic",
-            "smoothed_layers": sum(layer["smoothed"] for layer in shared["layers"]),
-            **shared,
+            **self._assembly.describe(),
         }
 
     def _measure_inputs(
@@ -151,12 +150,12 @@ class W8A8Quantizer:
         peaks = None if shift is None or group.range is None else group.range.moved(shift, None).peaks
         return smoothing_scales(group, float(self._alpha), peaks)
 
-    def _place(self, quantized: nn.Module, layer: Layer, fold: Fold, inputs: Range | None) -> None:
+    def _place(self, copy: QuantizedCopy, layer: Layer, fold: Fold, inputs: Range | None) -> None:
         weight = fold.apply(layer.weight)
         peak = None if inputs is None else inputs.moved(fold.shift, fold.columns).peaks.amax()
         record = self._scheme.record(weight, peak)
         bias, smoothed = fold.apply_to_bias(layer.bias, layer.weight), fold.columns is not None
-        self._assembly.place(quantized, layer, record, weight=weight, bias=bias, smoothed=smoothed)
+        copy.place(layer, record, weight=weight, bias=bias, smoothed=smoothed)
 
 
 def _is_share(value: object) -> bool:

@@ -24,12 +24,16 @@ TOKENS = random_tokens(80)
 def test_a_cache_that_rounds_is_named_and_never_called_the_full_model(cache):
     """Its tokens differ from those of the model, so the claim must."""
     what = f"keys and values cached in {cache}"
-    pipe = Pipeline.from_model(model_of("llama"), quantizer="none", verifier=f"native:cache={cache}")
+
+    def verifier(model):
+        return NativeVerifier(model, cache=cache)
+
+    pipe = Pipeline.from_model(model_of("llama"), quantizer="none", verifier=verifier)
     guarantee = pipe.generate_ids(TOKENS[:5], max_new_tokens=4).guarantee
     assert guarantee.startswith(f"quantized: the tokens equal those of the model as it was given, with {what}, decoded")
     assert pipe.description["approximations"] == [what]
     with pytest.raises(InvalidRequestError, match=f"NativeVerifier approximates it .{what}"):
-        Pipeline.from_model(model_of("llama"), quantizer="none", exact_to="full", verifier=f"native:cache={cache}")
+        Pipeline.from_model(model_of("llama"), quantizer="none", exact_to="full", verifier=verifier)
     silent = NativeVerifier(model_of("llama"), cache=cache)
     silent.approximations = ()
     with pytest.raises(ConformanceError, match="NativeVerifier lists no approximations"):
@@ -39,11 +43,11 @@ def test_a_cache_that_rounds_is_named_and_never_called_the_full_model(cache):
 def test_a_model_in_16_bits_is_named_as_computed_in_32():
     """The engine does not round activations where the model does, so it does not say the model's own tokens."""
     model = copy.deepcopy(model_of("llama")).bfloat16()
-    pipe = Pipeline.from_model(model, quantizer="none", verifier="native")
+    pipe = Pipeline.from_model(model, quantizer="none", verifier=NativeVerifier)
     assert pipe.verifier.describe()["engine"] == "native"
     assert pipe.description["approximations"] == ["activations kept in float32 where the model rounds them to bfloat16"]
     assert pipe.generate_ids(TOKENS[:5], max_new_tokens=4).guarantee.startswith("quantized: ")
-    assert Pipeline.from_model(model_of("llama"), quantizer="none", verifier="native").exact_to == "full"
+    assert Pipeline.from_model(model_of("llama"), quantizer="none", verifier=NativeVerifier).exact_to == "full"
 
 
 def test_a_fallback_approximates_nothing():

@@ -112,6 +112,11 @@ class Pipeline:
             QuasarError: As for :meth:`from_model`.
         """
         plan = Plan.of(choices)
+        if not isinstance(name, str):
+            given = " ".join(repr(name).split())
+            raise InvalidRequestError(
+                f"from_pretrained takes the name of a model, got {given:.40}; from_model takes one that is loaded"
+            )
         loaded = load_model(name, dtype=dtype, device=device)
         pipeline = cls._from_plan(plan, loaded.model, loaded.tokenizer)
         pipeline.description = {"model": name, **pipeline.description}
@@ -261,7 +266,7 @@ class Pipeline:
 
 
 def _eos_of(model: PreTrainedModel, tokenizer: Any) -> int | list[int] | None:
-    for holder in (model.generation_config, model.config.get_text_config(), tokenizer):
+    for holder in (getattr(model, "generation_config", None), model.config.get_text_config(), tokenizer):
         if (token_ids := getattr(holder, "eos_token_id", None)) is not None:
             return token_ids  # type: ignore[no-any-return]
     return None

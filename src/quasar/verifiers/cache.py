@@ -68,11 +68,19 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
     """Refuse, by name, a model with a state that cannot be rolled back.
 
     Raises:
-        UnsupportedModelError: Recurrent, hybrid or encoder-decoder models, or a layer with a cache of its own kind.
+        UnsupportedModelError: Recurrent, hybrid or encoder-decoder models, a layer with a cache of its own kind, or a
+            model without a cache.
     """
     name = f"{type(model).__name__} (model type {model.config.model_type!r})"
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; Quasar decodes decoder-only models")
+    if not model.can_generate():
+        raise UnsupportedModelError(f"{name} does not generate text; give a causal LM (…ForCausalLM)")
+    if not hasattr(model.config.get_text_config(), "num_hidden_layers"):
+        raise UnsupportedModelError(
+            f"{name} says nothing of a key-value cache, which must be rolled back to the last accepted token: its "
+            "configuration lacks num_hidden_layers; add it if the model uses transformers' Cache, or write a verifier"
+        )
     layers = DynamicCache(config=model.config).layers
     foreign = sorted({type(layer).__name__ for layer in layers} - _KNOWN_LAYERS)
     if model._is_stateful or foreign:

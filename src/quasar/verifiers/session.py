@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, cat
 
-from quasar.errors import InvalidRequestError
+from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.loop.prefix import common_prefix_length
 from quasar.types import Draft, Verification
 
@@ -96,6 +96,7 @@ class CachedSession(ABC):
             if left < max_rows and end - begin > left:
                 return  # a piece that does not fit any more
             self._note_features(self._forward(self._token_ids[begin:end], 0, as_prompt=begin < self._prompt_end))
+            self._check_cached(end)
             left -= end - begin
 
     def verify(self, draft: Draft) -> Verification:
@@ -110,7 +111,9 @@ class CachedSession(ABC):
             while self.pending > 0:
                 self.prefill(self.pending)
         behind = self._token_ids[self.cached_length :]  # the last token alone, unless the session was restarted
-        return self._forward((*behind, *draft.token_ids), len(draft) + 1, as_prompt=False)
+        verification = self._forward((*behind, *draft.token_ids), len(draft) + 1, as_prompt=False)
+        self._check_cached(len(self._token_ids) + len(draft))
+        return verification
 
     def commit(self, token_ids: Sequence[int]) -> None:
         self._check_open()
@@ -144,6 +147,13 @@ class CachedSession(ABC):
         for name, rows in computed.features.items():
             known = self.prompt_features.get(name)
             self.prompt_features[name] = rows if known is None else cat((known, rows))
+
+    def _check_cached(self, expected: int) -> None:
+        if self.cached_length != expected:
+            raise UnsupportedModelError(
+                f"the model was given {expected} positions and has cached {self.cached_length}; it needs a key-value "
+                "cache of transformers' kind, which it updates with every layer"
+            )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.options import choice
 from quasar.protocols import Invariance, Verifier, VerifySession
+from quasar.verifiers.cache import check_can_roll_back
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar.verifiers.session import checked_prompt
 from quasar_native import _native
@@ -58,6 +59,7 @@ class NativeVerifier:
         self._engine: _native.Model | None = None
         self._fallback: CausalLMVerifier | None = None
         self._description: dict[str, Any] = {}
+        check_can_roll_back(model)
         try:
             architecture = Architecture(model, n_threads, self._instructions)
             check_agrees(architecture.engine, model, architecture.windows)

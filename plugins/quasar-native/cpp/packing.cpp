@@ -18,6 +18,24 @@ int64_t columns_in_unit(Format format) {
   return 0;
 }
 
+// From one unit of a row to the next: those of all lanes lie in between.
+constexpr int64_t kUnitStep = kLanes * 4;
+
+// Columns of one group of a row, from a place where a unit begins.
+void put_bytes(const int8_t* values, int64_t n, int32_t base, uint8_t* to) {
+  for (int64_t column = 0; column + 4 <= n; column += 4, to += kUnitStep) {
+    for (int64_t i = 0; i < 4; ++i) to[i] = static_cast<uint8_t>(values[column + i] - base);
+  }
+  for (int64_t i = 0; i < n % 4; ++i) to[i] = static_cast<uint8_t>(values[n - n % 4 + i] - base);
+}
+
+void put_halves(const int8_t* values, int64_t n, int32_t base, uint8_t* to) {
+  for (int64_t column = 0; column < n; ++column) {
+    const int shift = column % 8 >= 4 ? 4 : 0;
+    to[column / 8 * kUnitStep + column % 4] |= static_cast<uint8_t>((values[column] - base) << shift);
+  }
+}
+
 int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
@@ -38,11 +56,7 @@ uint8_t* Packed::unit(int64_t row, int64_t padded_column) const {
   return blocks_.data() + row / kLanes * view_.block_bytes + (unit * kLanes + row % kLanes) * 4;
 }
 
-void Packed::put(int64_t row, int64_t column, uint8_t value) {
-  const int64_t padded = place(column);
-  const int shift = format_ == Format::int4 && padded % 8 >= 4 ? 4 : 0;
-  unit(row, padded)[padded % 4] |= static_cast<uint8_t>(value << shift);
-}
+uint8_t* Packed::group_of(int64_t row, int64_t group) const { return unit(row, group * view_.group_columns); }
 
 uint8_t Packed::get(int64_t row, int64_t column) const {
   const int64_t padded = place(column);
@@ -75,9 +89,11 @@ Packed Packed::of_integers(const WeightView& weight) {
   const bool in_halves = *most - *least <= 15;
   Packed packed(in_halves ? Format::int4 : Format::int8, weight.out, weight.in, weight.in / weight.groups);
   packed.view_.base = in_halves ? *least : -128;
+  const auto put = in_halves ? put_halves : put_bytes;
   for (int64_t row = 0; row < weight.out; ++row) {
-    for (int64_t column = 0; column < weight.in; ++column) {
-      packed.put(row, column, static_cast<uint8_t>(weight.values[row * weight.in + column] - packed.view_.base));
+    for (int64_t group = 0; group < weight.groups; ++group) {
+      const int8_t* values = weight.values + row * weight.in + group * packed.group_size_;
+      put(values, packed.group_size_, packed.view_.base, packed.group_of(row, group));
     }
   }
   packed.scales_ = packed.by_lanes(weight.scales);
@@ -91,22 +107,28 @@ Packed Packed::of_integers(const WeightView& weight) {
 
 Packed Packed::of_f32(const float* weight, int64_t out, int64_t in) {
   Packed packed(Format::f32, out, in, std::min(in, kFloatChain));
-  for (int64_t row = 0; row < out; ++row) {
-    for (int64_t column = 0; column < in; ++column) {
-      std::memcpy(packed.unit(row, packed.place(column)), weight + row * in + column, sizeof(float));
-    }
-  }
+  packed.put_floats(weight, 1);
   return packed;
 }
 
 Packed Packed::of_bf16(const uint16_t* weight, int64_t out, int64_t in) {
   Packed packed(Format::bf16, out, in, std::min(in, kFloatChain));
-  for (int64_t row = 0; row < out; ++row) {
-    for (int64_t column = 0; column < in; ++column) {
-      std::memcpy(packed.unit(row, packed.place(column)) + packed.place(column) % 2 * 2, weight + row * in + column, sizeof(uint16_t));
+  packed.put_floats(weight, 2);
+  return packed;
+}
+
+template <typename Float>
+void Packed::put_floats(const Float* weight, int64_t in_unit) {
+  for (int64_t row = 0; row < view_.out; ++row) {
+    for (int64_t first = 0; first < in_; first += group_size_) {
+      uint8_t* to = group_of(row, first / group_size_);
+      const int64_t n = std::min(group_size_, in_ - first);
+      for (int64_t column = 0; column < n; column += in_unit, to += kUnitStep) {
+        std::memcpy(to, weight + row * in_ + first + column,
+                    static_cast<size_t>(std::min(in_unit, n - column)) * sizeof(Float));
+      }
     }
   }
-  return packed;
 }
 
 int64_t Packed::bytes() const {

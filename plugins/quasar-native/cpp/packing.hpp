@@ -29,7 +29,9 @@ class Packed {
  private:
   Packed(Format format, int64_t out, int64_t in, int64_t group_size);
   uint8_t* unit(int64_t row, int64_t padded_column) const;
-  void put(int64_t row, int64_t column, uint8_t value);
+  uint8_t* group_of(int64_t row, int64_t group) const;  // where its first unit of a row lies
+  template <typename Float>
+  void put_floats(const Float* weight, int64_t in_unit);
   uint8_t get(int64_t row, int64_t column) const;
   Buffer<float> by_lanes(const float* matrix) const;
   void from_lanes(const float* lanes, float* matrix) const;

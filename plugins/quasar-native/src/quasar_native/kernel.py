@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import torch
@@ -49,16 +50,19 @@ class NativeKernel:
 
 
 class NativeExecutor:
-    """One weight, kept only in the order in which its product reads it.
+    """One weight, kept in the order in which its product reads it, from the first product on.
 
-    Several threads may call it at once. The interpreter's lock is released meanwhile.
+    Until then it is kept as it came: the engine packs several layers into one, and most are never executed by
+    themselves. Several threads may call it at once. The interpreter's lock is released meanwhile.
     """
 
     def __init__(self, weight: QuantizedWeight, threads: int, instructions: str) -> None:
         self._options = (threads, instructions)
         self._pool = pool_of(threads)
-        self._linear = pack(weight, instructions)
-        self._n_groups = weight.scales.shape[1]
+        self._weight: QuantizedWeight | None = weight
+        self._packed: _native.QuantizedLinear | None = None
+        self._packing = threading.Lock()
+        self._shape, self._n_groups = weight.shape, weight.scales.shape[1]
         self._has_zero_points = weight.zero_points is not None
         self._fields: dict[str, Any] = {
             "bits": weight.bits,
@@ -69,23 +73,33 @@ class NativeExecutor:
 
     @property
     def weight(self) -> QuantizedWeight:
-        """The weight, unpacked anew at each access."""
-        out, size = self._linear.shape
-        values = torch.empty((out, size), dtype=torch.int8)
-        scales = torch.empty((out, self._n_groups))
+        """The weight; after the first product it is unpacked anew at each access."""
+        if (weight := self._weight) is not None:
+            return weight
+        values = torch.empty(self._shape, dtype=torch.int8, device="cpu")
+        scales = torch.empty((self._shape[0], self._n_groups), dtype=torch.float32, device="cpu")
         zero_points = torch.empty_like(scales) if self._has_zero_points else None
-        self._linear.unpack(values, scales, zero_points)
+        self._linear().unpack(values, scales, zero_points)
         return QuantizedWeight(values, scales, zero_points, **self._fields)
+
+    def _linear(self) -> _native.QuantizedLinear:
+        """The packed weight."""
+        with self._packing:
+            if self._weight is not None:
+                self._packed = pack(self._weight, self._options[1])
+                self._weight = None
+        assert self._packed is not None
+        return self._packed
 
     def packed_for(self, instructions: str) -> _native.QuantizedLinear | None:
         """The packed weight, if it is laid out for those instructions. It never changes, so it may be shared."""
-        return self._linear if self._options[1] == instructions else None
+        return self._linear() if self._options[1] == instructions else None
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        out, size = self._linear.shape
+        out, size = self._shape
         rows = inputs.detach().reshape(-1, size).to(torch.float32).contiguous()
-        outputs = torch.empty((rows.shape[0], out))
-        self._linear.multiply(rows, outputs, self._pool)
+        outputs = torch.empty((rows.shape[0], out), dtype=torch.float32, device="cpu")
+        self._linear().multiply(rows, outputs, self._pool)
         return outputs.view(*inputs.shape[:-1], out).to(inputs.dtype)
 
     def __reduce__(self) -> tuple[type[NativeExecutor], tuple[QuantizedWeight, int, str]]:

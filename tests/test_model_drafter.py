@@ -60,21 +60,20 @@ def watch_drafts(monkeypatch, pipe) -> list[Draft]:
     """What the drafter of the pipeline proposes from now on, with asserts on its cache after every step."""
     drafts, start = [], pipe.drafter.start
 
-    def watched(prompt_ids, sampling):
-        session, committed = start(prompt_ids, sampling), len(prompt_ids)
+    def watched(prompt_ids, sampling, target):
+        session, committed = start(prompt_ids, sampling, target), len(prompt_ids)
         propose, commit = session.propose, session.commit
 
         def proposing(max_tokens):
             drafts.append(propose(max_tokens))
+            if len(drafts[-1]):  # all that is committed and drafted, but the last
+                assert session._inner.verifying.cached_length == committed + len(drafts[-1]) - 1
             return drafts[-1]
 
         def committing(token_ids, verification):
             nonlocal committed
             commit(token_ids, verification)
             committed += len(token_ids)
-            # What was accepted last is computed with the next draft, if there is one.
-            least = committed - 2 if len(drafts[-1]) else 0
-            assert least <= session._verifying.cached_length <= committed - 1
 
         session.propose, session.commit = proposing, committing
         return session

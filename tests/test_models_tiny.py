@@ -54,7 +54,7 @@ class WatchedVerifier(CausalLMVerifier):
         session = super().start(prompt_ids, needs)
         committed = len(prompt_ids)
         plain_commit = session.commit
-        assert session.cached_length == committed - 1
+        assert session.cached_length + session.pending == committed - 1
 
         def commit(token_ids):
             nonlocal committed
@@ -241,8 +241,8 @@ def test_a_request_that_does_not_fit_the_context_is_refused_up_front(family):
         ("Lfm2Config", "Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}, "rolled back"),
         ("T5Config", "T5ForConditionalGeneration", {"d_model": 32, "d_ff": 32}, "encoder-decoder"),
         ("BartConfig", "BartForConditionalGeneration", {"d_model": 32}, "encoder-decoder"),
-        ("GPT2Config", "GPT2Model", {"n_embd": 64, "n_layer": 2}, "no output head"),
-        ("LlamaConfig", "LlamaModel", {}, "no output head"),
+        ("GPT2Config", "GPT2Model", {"n_embd": 64, "n_layer": 2}, "does not generate text"),
+        ("LlamaConfig", "LlamaModel", {}, "does not generate text"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.endswith(("LM", "Model", "ation")) else "",
 )

@@ -559,3 +559,47 @@ def test_smollm2_saved_and_loaded_is_the_same_model(tmp_path, smollm2):
     n_values = sum(layer.in_features * layer.out_features for layer in quantized_layers(quantized).values())
     embedding = quantized.get_input_embeddings().weight.nbytes
     assert (tmp_path / "model.safetensors").stat().st_size < embedding + n_values * (0.5 + 8 / 64) * 1.02
+
+
+def test_names_that_transformers_leaves_out_on_purpose_are_left_out(tmp_path, halved, monkeypatch):
+    """Those of a part of the model within that part; a name beside them is refused as before."""
+    model = tiny("llama")
+    write_halved(tmp_path, model)
+    change_tensors(lambda tensors: tensors.update({"mtp.0.norm": torch.ones(4), "model.old.bias": torch.ones(4)}))(
+        tmp_path
+    )
+    with pytest.raises(CheckpointError, match=r"the model has no model\.old\.bias, .*2 such names"):
+        load_model(str(tmp_path))
+    monkeypatch.setattr(type(model), "_keys_to_ignore_on_load_unexpected", [r"^mtp\."])
+    monkeypatch.setattr(type(model.model), "_keys_to_ignore_on_load_unexpected", [r"^old\.bias"])
+    assert len(quantized_layers(load_model(str(tmp_path)).model)) == 7
+    change_tensors(lambda tensors: tensors.update({"old.bias": torch.ones(4)}))(tmp_path)
+    with pytest.raises(CheckpointError, match=r"the model has no old\.bias, .*1 such names"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("change", [0.0, 1.0])
+def test_a_stored_head_is_kept_though_the_configuration_says_tied(tmp_path, halved, change):
+    """As transformers keeps it in the same model unquantized; one that equals the embedding is tied."""
+    whole, folder = tmp_path / "whole", tmp_path / "halved"
+    model = tiny("llama")
+    head = model.get_input_embeddings().weight.detach() + change
+    model.lm_head.weight.data = head.clone()
+    model.save_pretrained(whole)
+    write_halved(folder, model)
+    for place in (whole, folder):
+        edit_json(place / "config.json", lambda config: config.update(tie_word_embeddings=True))
+    expected, loaded = load_model(str(whole)).model, load_model(str(folder)).model
+    assert torch.equal(expected.lm_head.weight, head)
+    assert torch.equal(loaded.lm_head.weight, head)
+    assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) == (change == 0)
+
+
+def test_weights_of_another_name_are_named(tmp_path, halved):
+    """So that nobody has to look for what is wrong."""
+    write_halved(tmp_path, tiny("llama"))
+    (tmp_path / "model.safetensors").rename(tmp_path / "gptq_model-4bit.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"no file .*model\.safetensors; beside it is gptq_model-4bit\.safetensors"
+    ):
+        load_model(str(tmp_path))

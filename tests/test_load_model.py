@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from quasar.checkpoints import places
+from quasar.checkpoints import hub, places
 from quasar.checkpoints.models import load_model
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError
 from quasar.pipeline.pipeline import Pipeline
@@ -88,9 +90,57 @@ def test_a_folder_without_a_tokenizer_is_a_model_for_token_ids(folder):
 
 @pytest.mark.parametrize("name", ["no-such-model-anywhere", "nobody/no-such-model"])
 def test_a_hub_id_that_cannot_be_reached_is_refused(name):
-    """Offline, or not on the Hub: the reason is the Hub's own first line."""
+    """Offline, or not on the Hub."""
     with pytest.raises(ModelNotFoundError, match=f"model '{name}' cannot be loaded"):
         load_model(name)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """The Hub's name is not known; how often it was asked for."""
+    asked = []
+
+    def fail(place, timeout):
+        asked.append(place)
+        raise OSError(-2, "Name or service not known")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    for proxy in hub._PROXIES:
+        monkeypatch.delenv(proxy, raising=False)
+    monkeypatch.setattr(hub.socket, "create_connection", fail)
+    return asked
+
+
+def test_without_a_network_it_fails_once_and_names_what_works_without(no_network):
+    """Not minutes later, after each file has been asked for again and again."""
+    with pytest.raises(ModelNotFoundError) as caught:
+        load_model("smollm")
+    message = str(caught.value)
+    assert len(no_network) == 1
+    assert "model 'smollm' cannot be loaded" in message
+    assert "huggingface.co cannot be reached (Name or service not known)" in message
+    assert "folders, .gguf files and the demo model 'smollm2'. Did you mean 'smollm2'?" in message
+
+
+def test_without_a_network_a_downloaded_model_is_taken_as_it_is(no_network, monkeypatch):
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: f"/cache/{name}/{file}")
+    assert hub.how_to_reach("some/model") == {"local_files_only": True}
+
+
+def test_a_tokenizer_that_only_transformers_finds_is_loaded(tmp_path):
+    """Of Mistral's ``tekken.json``."""
+    tiny("llama").save_pretrained(tmp_path)
+    assert load_model(str(tmp_path)).tokenizer is None
+    tokens = [{"rank": i, "token_bytes": base64.b64encode(bytes([i])).decode()} for i in range(256)]
+    special = [{"rank": i, "token_str": text, "is_control": True} for i, text in enumerate(["<unk>", "<s>", "</s>"])]
+    settings = {"pattern": r"\p{L}+|\p{N}|\s+", "num_vocab_tokens": 256, "default_vocab_size": 259, "version": "v3"}
+    settings["default_num_special_tokens"] = 3
+    tekken = {"config": settings, "vocab": tokens, "special_tokens": special}
+    (tmp_path / "tekken.json").write_text(json.dumps(tekken))
+    tokenizer = load_model(str(tmp_path)).tokenizer
+    token_ids = tokenizer("hello", add_special_tokens=False)["input_ids"]
+    assert len(token_ids) == 5
+    assert tokenizer.decode(token_ids) == "hello"
 
 
 @pytest.mark.parametrize("dtype", ["int8", "half a byte", torch.int8, "nn"])

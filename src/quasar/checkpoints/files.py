@@ -70,11 +70,20 @@ def _files_of(index: Path) -> list[str]:
     return sorted(set(places.values()))
 
 
+def _others_beside(path: Path) -> str:
+    """Weights that a folder has under other names, for a message."""
+    for pattern, said in (
+        ("*.safetensors", "beside it there is {}"),
+        ("*.bin", "{} would be a pickle, which is not read"),
+    ):
+        if names := sorted(file.name for file in path.parent.glob(pattern)):
+            return f"; {said.format(', '.join(names[:3]))}"
+    return ""
+
+
 def _opened(path: Path) -> Any:
     if not path.is_file():
-        others = ", ".join(sorted(file.name for file in path.parent.glob("*.bin"))[:3])
-        hint = f"; {others} would be a pickle, which is not read" if others else ""
-        raise CheckpointError(f"there is no file {path}{hint}")
+        raise CheckpointError(f"there is no file {path}{_others_beside(path)}")
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

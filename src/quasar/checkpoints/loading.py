@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from quasar.weights.shifted_norm import ShiftedNorm
 
 _OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where tools wrote what stands in ``config.json`` now."""
+
+_READERS = {"gptq": "quasar-gptq", "awq": "quasar-awq", "compressed-tensors": "quasar-compressed-tensors"}
+"""Packages to install, by what they read."""
 
 _COMPUTED = (".inv_freq", ".masked_bias")
 """Buffers that older versions of transformers stored and newer ones compute."""
@@ -53,9 +57,10 @@ def why_unreadable(quantization: Mapping[str, Any]) -> str | None:
     methods = [entry.name for entry in default_registry().entries("checkpoint")]
     if method in methods:
         return None
+    package = f" ({_READERS[method]})" if method in _READERS else ""
     return (
         f"it is quantized by {method!r}, and the plug-ins that are loaded read {', '.join(methods)}; install one that "
-        f"reads it (quasar-{method}, say), or give the full model"
+        f"reads it{package}, or give the full model"
     )
 
 
@@ -86,7 +91,8 @@ def load_quantized(
     if own is not None:
         full |= {name: full[source] for name, source in own.shared.items()}
     else:
-        full = {name: tensor for name, tensor in full.items() if not name.endswith(_COMPUTED)}
+        ignored = _ignored_names(model)
+        full = {name: tensor for name, tensor in full.items() if not name.endswith(_COMPUTED) and not ignored(name)}
     _fill(model, full, None if own is not None and dtype is None else model.dtype)
     if own is not None and (lost := sorted(own.layers.keys() - quantized_layers(model).keys())):
         raise CheckpointError(f"the model has no linear layer {lost[0]}, which the checkpoint describes")
@@ -111,6 +117,20 @@ def _empty_model(folder: Path, dtype: torch.dtype | None, attention: str | None)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{folder / CONFIG} describes no causal LM: {error}") from error
     return model
+
+
+def _ignored_names(model: nn.Module) -> Callable[[str], bool]:
+    """Which names transformers leaves out on purpose where it loads such a model, or a part of it."""
+    patterns = [
+        (f"{place}." if place else "", re.compile(pattern))
+        for place, part in model.named_modules()
+        for pattern in getattr(part, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ]
+
+    def ignored(name: str) -> bool:
+        return any(name.startswith(place) and pattern.search(name[len(place) :]) for place, pattern in patterns)
+
+    return ignored
 
 
 def _wrap_norms(model: PreTrainedModel, names: Iterable[str]) -> None:
@@ -183,8 +203,19 @@ def _fill(model: PreTrainedModel, tensors: Mapping[str, Tensor], dtype: torch.dt
         owner, _, buffer = name.rpartition(".")
         model.get_submodule(owner).register_buffer(buffer, chosen[name], persistent=False)
     model.requires_grad_(False)
+    _untie_stored_head(model, chosen)
     model.tie_weights()
     _check_complete(model, chosen)
+
+
+def _untie_stored_head(model: PreTrainedModel, stored: Mapping[str, Tensor]) -> None:
+    """A head that is stored and is not the embedding stays what it is, whatever the configuration says of it."""
+    modules = (model.get_output_embeddings(), model.get_input_embeddings())
+    names = {id(module): f"{name}.weight" for name, module in model.named_modules()}
+    head, embedding = (stored.get(names.get(id(module), "")) for module in modules)
+    if head is not None and embedding is not None and not torch.equal(head, embedding):
+        model.config.tie_word_embeddings = False
+        model.config.get_text_config().tie_word_embeddings = False
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

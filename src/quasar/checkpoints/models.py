@@ -12,11 +12,25 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from quasar.checkpoints.gguf import load_gguf
+from quasar.checkpoints.hub import how_to_reach, is_on_the_hub
 from quasar.checkpoints.loading import load_quantized, quantization_of, why_unreadable
 from quasar.checkpoints.own import METHOD
 from quasar.checkpoints.places import locate
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, QuasarError
 from quasar.weights.provenance import note_source
+
+_TOKENIZER_FILES = (
+    "*token*",
+    "*vocab*",
+    "*.model",
+    "*.tiktoken",
+    "tekken*",
+    "merges.txt",
+    "*sentencepiece*",
+    "*spm*",
+    "*bpe*",
+)
+"""How files are called from which some class of transformers makes a tokenizer."""
 
 
 @attrs.frozen(eq=False)
@@ -47,6 +61,8 @@ def load_model(
     """
     place = _as_device(device)
     arguments = locate(name)
+    if is_on_the_hub(arguments):
+        arguments |= how_to_reach(name)
     number = _as_dtype(dtype, place)
     quantization = _quantization_of(arguments)
     try:
@@ -77,8 +93,8 @@ def _quantization_of(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     if folder.is_dir():
         return quantization_of(folder)
     try:
-        return getattr(AutoConfig.from_pretrained(str(folder)), "quantization_config", None)
-    except (OSError, ValueError):
+        return getattr(AutoConfig.from_pretrained(**arguments), "quantization_config", None)
+    except (OSError, ValueError):  # loading the model will say so
         return None
 
 
@@ -102,7 +118,11 @@ def _load_quantized(
 def _folder_of(name: str) -> Path:
     """The folder itself, or the Hub's files in the local cache."""
     path = Path(name).expanduser()
-    return path if path.is_dir() else Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    return (
+        path
+        if path.is_dir()
+        else Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"], **how_to_reach(name)))
+    )
 
 
 def check_loadable(name: str, dtype: str | torch.dtype | None = None) -> None:
@@ -116,7 +136,7 @@ def _has_tokenizer(arguments: Mapping[str, Any]) -> bool:
     folder = Path(arguments["pretrained_model_name_or_path"])
     if "gguf_file" in arguments or not folder.is_dir():
         return True
-    return any(any(folder.glob(pattern)) for pattern in ("tokenizer*", "vocab.*", "*.model", "*.tiktoken"))
+    return any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES)
 
 
 def _as_device(device: str | torch.device | None) -> torch.device:

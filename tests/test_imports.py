@@ -12,7 +12,7 @@ import quasar
 
 SOURCE = Path(quasar.__file__).parent
 FLOORS = (
-    {"errors", "later", "options", "progress", "types", "protocols"},
+    {"errors", "later", "options", "progress", "types", "protocols", "timings"},
     {"weights"},
     {"registry"},
     {"loop"},

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 
 import pytest
+
+from quasar.commands import console
+from quasar.timings import timed, timings
 
 SLOW = ("hqq", "torch._inductor.compile_fx", "matplotlib", "llguidance", "gguf", "networkx")
 """Packages, and parts of torch, that take long to import and that few programs use."""
@@ -54,3 +58,38 @@ from transformers import cache_utils
 assert cache_utils.HQQQuantizer is first.Quantizer
 """
     assert imported_by(code, "hqq.core.quantize") == ["hqq.core.quantize"]
+
+
+def test_a_stage_is_timed_without_the_stages_inside_it(monkeypatch):
+    """So that the stages add up to the whole; nothing is kept where nobody asks."""
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    with timings() as seconds, timed("outer"), timed("inner"):
+        pass
+    assert seconds == {"inner": 10, "outer": 20}
+    with timed("outer"):
+        pass
+    assert seconds == {"inner": 10, "outer": 20}
+
+
+@pytest.mark.real_model
+def test_the_command_line_says_where_the_time_went(quasar_command):
+    """On standard error, each stage once; the text stays alone on standard output."""
+    status, out, err = quasar_command("generate", "Hi.", "-n", "2", "--timings", "--quantizer", "none")
+    assert status == 0
+    assert [line.split("  ")[0].strip() for line in err.splitlines() if line.endswith(" s")] == [
+        *("import", "load", "prepare", "prefill", "first token", "decode"),
+    ]
+    assert "prefill" not in out
+
+
+def test_whoever_waited_long_is_told_how_not_to(monkeypatch, capsys):
+    """On a terminal, and only where quantizing was what took long."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    console.offer_to_save("smollm2", {"load": 2.0, "quantize": 6.0})
+    assert "took 8 s; once is enough: quasar quantize --model smollm2 --out FOLDER" in capsys.readouterr().err
+    for seconds in ({"load": 9.0, "quantize": 0.0}, {"load": 1.0, "quantize": 1.0}, {}):
+        console.offer_to_save("smollm2", seconds)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    console.offer_to_save("smollm2", {"load": 2.0, "quantize": 6.0})
+    assert capsys.readouterr().err == ""

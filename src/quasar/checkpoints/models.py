@@ -17,6 +17,7 @@ from quasar.checkpoints.loading import load_quantized, quantization_of, why_unre
 from quasar.checkpoints.own import METHOD
 from quasar.checkpoints.places import locate
 from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, QuasarError
+from quasar.timings import timed
 from quasar.weights.provenance import note_source
 
 _TOKENIZER_FILES = (
@@ -42,6 +43,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase | None
 
 
+@timed("load")
 def load_model(
     name: str, *, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None
 ) -> LoadedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,47 @@ def print_summary(result: GenerationResult, reference: GenerationResult | None, 
     if reference is not None:
         print(comparison(result.token_ids, reference.token_ids), file=sys.stderr)
     print(f"guarantee: {result.guarantee}", file=sys.stderr)
+
+
+_WORTH_SAVING = 3.0
+"""Seconds of loading and quantizing from which a saved model is worth a line."""
+
+
+def offer_to_save(model: str, seconds: Mapping[str, float]) -> None:
+    """Tell whoever watches how not to wait for the same thing again, where quantizing took long."""
+    quantizing = seconds.get("quantize", 0.0)
+    spent = seconds.get("load", 0.0) + quantizing
+    if sys.stderr.isatty() and quantizing > 0.1 * _WORTH_SAVING and spent > _WORTH_SAVING:
+        print(
+            f"loading and quantizing took {spent:.0f} s; once is enough: quasar quantize --model {model} --out FOLDER, "
+            "then --model FOLDER",
+            file=sys.stderr,
+        )
+
+
+def print_timings(seconds: Mapping[str, float], stats: Mapping[str, Any]) -> None:
+    """Where the time went, a stage a line, on standard error."""
+    first = stats["time_to_first_token"]
+    decoding = {
+        "prefill": stats["prefill_seconds"],
+        "first token": first - stats["prefill_seconds"],
+        "decode": stats["total_seconds"] - first,
+    }
+    for stage, spent in {**seconds, **decoding}.items():
+        print(f"{stage:12}{spent:8.2f} s", file=sys.stderr)
+
+
+@contextmanager
+def working(what: str, *, quiet: bool) -> Iterator[None]:
+    """Say on a terminal what is being waited for, as long as it lasts."""
+    shown = sys.stderr.isatty() and not quiet
+    if shown:
+        print(f"{what} …", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def summary(stats: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from quasar.pipeline.prompts import encode_prompt
 from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
 from quasar.quantizers.none import NoQuantizer
 from quasar.registry.registry import AUTO, default_registry
+from quasar.timings import timed
 from quasar.types import ExactTo, Quantized
 from quasar.weights.linear import quantized_layers
 
@@ -151,7 +152,8 @@ class Plan:
         if self.exact_to == "full":
             made = Quantized(model, self.quantizer.describe())
         else:
-            made = quantize(self.quantizer, model, calibration)
+            with timed("quantize"):
+                made = quantize(self.quantizer, model, calibration)
         return Assembled(self.verifier_of(made.model), drafter, made.report)
 
     def calibration_for(self, model: PreTrainedModel, tokenizer: Any) -> list[torch.Tensor] | None:
@@ -163,6 +165,7 @@ class Plan:
         encoded = (encode_prompt(tokenizer, prompt)[:most] for prompt in self.calibration)
         return [torch.tensor([token_ids], device=model.device) for token_ids in encoded]
 
+    @timed("prepare")
     def verifier_of(self, model: Any) -> Verifier:
         """The verifier over the target."""
         verifier: Verifier = default_registry().build_verifier(self.verifier, model)

@@ -16,6 +16,8 @@ from quasar.commands import console
 from quasar.commands.cli import early, options
 from quasar.commands.cli.prompt import prompt_of
 from quasar.errors import QuasarError
+from quasar.progress import tracked_by
+from quasar.timings import timed, timings
 
 if TYPE_CHECKING:
     from quasar.loop.processing import Processor
@@ -61,6 +63,7 @@ _running = options.stacked(
 _printing = options.stacked(
     options.as_json("one JSON object instead of text"),
     click.option("-v", "--verbose", is_flag=True, help="Print a table of counts and the guarantee after the text."),
+    click.option("--timings", is_flag=True, help="Print where the time went, on standard error."),
     click.option("-q", "--quiet", is_flag=True, help="Print nothing but the text, and errors."),
 )
 
@@ -76,6 +79,7 @@ _printing = options.stacked(
 def generate(prompt: str | None, model: str, **asked: Any) -> None:
     """Answer PROMPT. Without one, or with "-", it is read from standard input."""
     printing = {name: asked.pop(name) for name in ("as_json", "verbose", "quiet")}
+    show_timings = asked.pop("timings")
     compare, speculate = asked.pop("compare"), not asked.pop("no_speculation")
     _check_combination(asked, compare=compare, speculate=speculate, **printing)
     console.prepare_terminal(quiet=printing["quiet"])
@@ -89,7 +93,8 @@ def generate(prompt: str | None, model: str, **asked: Any) -> None:
     early.check_budget(model, settings["max_new_tokens"])
     early.check_policy(settings, asked["policy"])
     make_processor = _constraint(**constraint)
-    pipeline = _pipeline(model, asked, quiet=printing["quiet"])
+    with timings() as seconds:
+        pipeline = _pipeline(model, asked, quiet=printing["quiet"])
     described = {**pipeline.description, **settings, **constraint}
     if make_processor is not None:
         settings["logits_processors"] = [make_processor(pipeline.tokenizer)]
@@ -99,6 +104,9 @@ def generate(prompt: str | None, model: str, **asked: Any) -> None:
         print(json.dumps(console.result_as_json(result, reference, described)))
     elif not printing["quiet"]:
         console.print_summary(result, reference, verbose=printing["verbose"])
+        console.offer_to_save(model, seconds)
+    if show_timings:
+        console.print_timings(seconds, result.stats)
 
 
 _SETTINGS = (
@@ -119,9 +127,8 @@ def _check_combination(
 
 
 def _pipeline(model: str, choices: dict[str, Any], *, quiet: bool) -> Pipeline:
-    from quasar.pipeline.pipeline import Pipeline
-    from quasar.progress import tracked_by
-
+    with console.working("importing torch and transformers", quiet=quiet), timed("import"):
+        from quasar.pipeline.pipeline import Pipeline
     with nullcontext() if quiet else tracked_by(console.progress_bar):
         return Pipeline.from_pretrained(model, **choices)
 

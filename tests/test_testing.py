@@ -434,6 +434,22 @@ class ScalesOverPositions(Faulty):
         return OneScaleForAllPositions(layer.weight, layer.bias)
 
 
+class OtherArithmeticForManyRows(Rounded):
+    def forward(self, inputs):
+        return super().forward(inputs if inputs.shape[-2] < 17 else (inputs * 64).round() / 64)
+
+
+class ChangesAt17Rows(Faulty):
+    def layer(self, layer):
+        return OtherArithmeticForManyRows(layer.weight, layer.bias)
+
+
+class DrawsInTheDefaultDtype(Faulty):
+    def layer(self, layer):
+        offset = torch.tensor([0.1], device="cpu")  # in float64 it is another number
+        return Rounded((layer.weight.double() + (offset.double() - 0.1) * 1e6).float(), layer.bias)
+
+
 class LeavesAHook(Faulty):
     def make(self, model, calibration=None):
         model.lm_head.register_forward_hook(lambda *_: None)
@@ -598,6 +614,8 @@ POLICIES = {
 }
 QUANTIZERS = {
     "one activation scale for all rows of a call": (ScalesPerCall, "scales of activations must be those of a row"),
+    "other arithmetic for 17 rows and more": (ChangesAt17Rows, "of 17 rows, one differs by"),
+    "makes a tensor in the default dtype": (DrawsInTheDefaultDtype, "made under another default dtype of torch"),
     "drops biases": (DropsBiases, "for an input of zeros"),
     "rounds the user's own model": (RoundsTheUsersModel, "changed .* of the model that it was given"),
     "transposes the weight of a Conv1D": (TransposesConv1D, "logits differ"),

@@ -12,7 +12,7 @@ from quasar import Pipeline
 from quasar.errors import InvalidRequestError
 from quasar.loop.checks import prefill
 from quasar.testing import ConformanceError, check_verifier
-from quasar.testing.models import tiny
+from quasar.testing.models import greedy, random_prompt, tiny
 from quasar.types import EMPTY_DRAFT, Draft
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar_native.verifier import NativeVerifier
@@ -84,3 +84,28 @@ def test_features_of_a_prompt_come_in_pieces():
     found, expected = session.prompt_features["hidden:-1"], plain.prompt_features["hidden:-1"]
     assert found.shape == expected.shape == (199, expected.shape[1])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+
+
+def test_a_context_that_scaling_extends_is_used():
+    """The factor is counted once, and the longest sequence may be chosen."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    model = tiny("qwen2", max_position_embeddings=64, rope_parameters=yarn)
+    verifier = NativeVerifier(model)
+    assert verifier.describe()["engine"] == "native"
+    assert (verifier.max_length, NativeVerifier(model, max_length=100).max_length) == (256, 100)
+    assert NativeVerifier(tiny("gpt2"), max_length=100).max_length == 100
+    pipe = Pipeline.from_model(model, quantizer="none", verifier=NativeVerifier)
+    prompt = random_prompt(200)
+    result = pipe.generate_ids(prompt, max_new_tokens=56, eos_token_id=None)
+    assert list(result.token_ids) == greedy(model, prompt, 56)
+    with pytest.raises(InvalidRequestError, match="the model's context is 256"):
+        pipe.generate_ids(prompt, max_new_tokens=57)
+
+
+def test_parts_in_16_bits_are_named_where_the_first_tensor_is_not():
+    """What a model's own ``dtype`` says is that of one tensor."""
+    model = copy.deepcopy(model_of("llama")).half()
+    model.model.embed_tokens.float()
+    assert model.dtype == torch.float32
+    verifier = NativeVerifier(model_of("llama"))
+    assert verifier._approximations(model) == ("activations kept in float32 where the model rounds them to float16",)

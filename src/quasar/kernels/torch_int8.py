@@ -105,7 +105,7 @@ def _split_products(integers: Tensor, packed: torch.ScriptObject) -> Tensor:
 
 
 def _pack(values: Tensor, scales: Tensor) -> torch.ScriptObject:
-    zeros = torch.zeros(len(values), dtype=torch.int64)
+    zeros = torch.zeros(len(values), dtype=torch.int64, device=values.device)
     with _deprecation_ignored():
         quantized = torch._make_per_channel_quantized_tensor(values.contiguous(), scales.double(), zeros, 0)
         packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantized, None)
@@ -137,9 +137,9 @@ def needs_split() -> bool:
 
 def _is_exact(split: bool) -> bool:
     generator = torch.Generator().manual_seed(0)
-    values = torch.randint(-127, 128, (32, 192), dtype=torch.int8, generator=generator)
-    integers = torch.randint(-127, 128, (5, 192), generator=generator).float()
+    values = torch.randint(-127, 128, (32, 192), dtype=torch.int8, device="cpu", generator=generator)
+    integers = torch.randint(-127, 128, (5, 192), device="cpu", generator=generator).float()
     values[0], integers[0] = 127, 127
-    packed = _pack(values, torch.ones(len(values)))
+    packed = _pack(values, torch.ones(len(values), dtype=torch.float32, device="cpu"))
     products = _split_products(integers, packed) if split else _products(integers, 128, packed)
     return torch.equal(products.double(), integers.double() @ values.double().T)

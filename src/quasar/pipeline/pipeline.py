@@ -277,7 +277,7 @@ def _as_criterion(criterion: Criterion | StoppingCriteria, prompt_ids: list[int]
         return criterion
 
     def adapted(new_ids: Sequence[int]) -> bool:
-        met = criterion(torch.tensor([[*prompt_ids, *new_ids]]), None)
+        met = criterion(torch.tensor([[*prompt_ids, *new_ids]], device="cpu"), None)
         return bool(torch.as_tensor(met).all())
 
     return adapted

@@ -73,7 +73,9 @@ def divide_norm(norm: nn.Module, scales: Tensor) -> bool:
     """
     weight: Tensor = norm.weight  # type: ignore[assignment]
     bias: Tensor | None = getattr(norm, "bias", None)
-    probe = torch.randn((4, weight.shape[0]), generator=torch.Generator().manual_seed(0)).to(weight)
+    probe = torch.randn(
+        (4, weight.shape[0]), dtype=torch.float32, device="cpu", generator=torch.Generator().manual_seed(0)
+    ).to(weight)
     expected = norm(probe).float() / scales
     for divided in (weight.float() / scales, (1 + weight.float()) / scales - 1):
         norm.weight = nn.Parameter(divided.to(weight.dtype), requires_grad=False)

@@ -39,7 +39,9 @@ class TableLM:
         key = tuple(context[-self._order :])
         if key not in self._rows:
             generator = torch.Generator().manual_seed(hash((self._seed, *key)) % 2**63)
-            self._rows[key] = torch.randint(self._levels, (self.vocab_size,), generator=generator).double()
+            self._rows[key] = torch.randint(
+                self._levels, (self.vocab_size,), device="cpu", generator=generator
+            ).double()
         return self._rows[key]
 
     def greedy(self, prompt_ids: Sequence[int], n: int) -> list[int]:

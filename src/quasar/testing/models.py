@@ -115,12 +115,12 @@ def _add_noise(module: nn.Module) -> None:
 def random_prompt(length: int, seed: int = 1) -> list[int]:
     """Token ids without the special ones."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+    return torch.randint(3, VOCAB_SIZE, (length,), device="cpu", generator=generator).tolist()
 
 
 def greedy(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int = 40, **options: Any) -> list[int]:
     """The new tokens of transformers' own greedy decoding: the gold of these tests."""
-    inputs = torch.tensor([list(prompt_ids)])
+    inputs = torch.tensor([list(prompt_ids)], dtype=torch.int64, device=model.device)
     output: torch.Tensor = model.generate(  # type: ignore[operator]
         inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=max_new_tokens, do_sample=False, **options
     )

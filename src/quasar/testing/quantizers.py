@@ -17,11 +17,13 @@ from quasar.loop.checks import quantize
 from quasar.protocols import Quantizer
 from quasar.registry.registry import default_registry
 from quasar.testing.models import random_prompt, tiny
-from quasar.testing.running import global_random_state_kept, require
+from quasar.testing.running import global_random_state_kept, other_defaults, require
 from quasar.types import Quantized
 from quasar.weights.layers import linear_layers
 
 _WIDE = 50.0
+_WIDEST = 64
+"""Rows of one call that a layer is tried with: the largest drafts that are verified at once."""
 
 
 def default_models() -> dict[str, PreTrainedModel]:
@@ -44,10 +46,10 @@ def check_quantizer(
     """Check that a quantizer keeps its protocol, on models that differ in what is easily forgotten.
 
     The model that was given is left as it was, and shares with the copy what did not change; logits keep shape and
-    dtype; a row of a quantized layer does not depend on the rows beside it, and is near that of the full layer; biases
-    are kept; the input embedding is kept, also where the output head shares it; a second quantizing is refused or does
-    nothing; without calibration it works or is refused; a weight that is not finite is refused by name; the same model
-    gives the same copy; ``describe()`` is JSON.
+    dtype; a row of a quantized layer does not depend on the rows beside it, up to 64 of them, and is near that of the
+    full layer; biases are kept; the input embedding is kept, also where the output head shares it; a second quantizing
+    is refused or does nothing; without calibration it works or is refused; a weight that is not finite is refused by
+    name; the same model gives the same copy, whatever torch's default dtype and device are; ``describe()`` is JSON.
 
     Args:
         quantizer: Spec string or Quantizer.
@@ -103,6 +105,7 @@ def check_on_model(subject: _Subject) -> None:
     _check_logits(subject, quantized)
     _check_rows_of_the_model(subject, quantized)
     _check_second_time(subject, quantized)
+    _check_defaults(subject, quantized)
     _check_description(subject)
     _check_without_calibration(subject)
     _check_non_finite(subject, before)
@@ -123,19 +126,20 @@ def check_layer(subject: _Subject, name: str, full: nn.Module, layer: nn.Module)
     """One layer: rows by themselves, bias, nearness to the full layer, dtype."""
     width = next(found.weight.shape[1] for found in linear_layers(subject.model) if found.name == name)
     generator = torch.Generator().manual_seed(3)
-    inputs = torch.randn((4, width), generator=generator).to(subject.model.dtype)
-    inputs[3] *= _WIDE
-    outputs, where = layer(inputs), f"{subject.who}: layer {name}"
-    require(outputs.dtype == inputs.dtype, f"{where} gives {outputs.dtype} for {inputs.dtype}")
-    for row in range(4):
-        alone, size = layer(inputs[row : row + 1])[0], _size(full(inputs[row : row + 1]))
-        apart = float((outputs[row] - alone).abs().max()) / size
-        rounding = 1e-4 if inputs.dtype == torch.float32 else 2e-2
+    rows = torch.randn((_WIDEST, width), generator=generator).to(subject.model.dtype)
+    rows[3::4] *= _WIDE
+    where, alone = f"{subject.who}: layer {name}", torch.cat([layer(row.unsqueeze(0)) for row in rows])
+    sizes = torch.tensor([_size(row) for row in full(rows)])
+    for n in range(2, _WIDEST + 1):
+        outputs = layer(rows[:n])
+        require(outputs.dtype == rows.dtype, f"{where} gives {outputs.dtype} for {rows.dtype}")
+        apart = float(((outputs - alone[:n]).abs().amax(dim=1) / sizes[:n]).max())
         require(
-            apart <= rounding,
-            f"{where}: a row differs by {apart:.2g} of its size from the same row computed alone; scales of "
-            "activations must be those of a row, not of the call",
+            apart <= (1e-4 if rows.dtype == torch.float32 else 2e-2),
+            f"{where}: of {n} rows, one differs by {apart:.2g} of its size from the same row computed alone; scales of "
+            "activations must be those of a row, not of the call, and arithmetic the same for any number of rows",
         )
+    inputs, outputs = rows[:4], layer(rows[:4])
     batched = layer(inputs.unsqueeze(0))
     require(
         batched.shape == (1, *outputs.shape) and float((batched[0] - outputs).abs().max()) <= 1e-3 * _size(outputs),
@@ -219,7 +223,7 @@ def _check_logits(subject: _Subject, quantized: nn.Module) -> None:
 @torch.no_grad()
 def _logits(model: nn.Module) -> Tensor:
     """``[T, V]`` on a fixed text."""
-    logits: Tensor = model(input_ids=torch.tensor([random_prompt(20, seed=4)])).logits[0]
+    logits: Tensor = model(input_ids=torch.tensor([random_prompt(20, seed=4)], device="cpu")).logits[0]
     return logits
 
 
@@ -233,6 +237,18 @@ def _check_second_time(subject: _Subject, quantized: nn.Module) -> None:
         torch.equal(_logits(twice), expected),
         f"{subject.who}: a model that is quantized already is quantized once more; refuse it, or leave it as it is",
     )
+
+
+def _check_defaults(subject: _Subject, quantized: nn.Module) -> None:
+    """Under another default dtype and device of the process: the same copy, with the same logits."""
+    expected = _logits(quantized)
+    with other_defaults():
+        for what, model in (("run", quantized), ("made", subject.quantized())):
+            require(
+                torch.equal(_logits(model), expected),
+                f"{subject.who}: {what} under another default dtype of torch, the copy has other logits; name the "
+                "dtype and the device of every tensor that is made",
+            )
 
 
 def _check_without_calibration(subject: _Subject) -> None:

@@ -90,6 +90,18 @@ def global_random_state_kept(who: str) -> Iterator[None]:
     )
 
 
+@contextmanager
+def other_defaults() -> Iterator[None]:
+    """Inside, a tensor that is made without a dtype is in float64, and one without a device has no values."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _random_state() -> tuple[Any, ...]:
     numpy_state = tuple(np.asarray(part).tobytes() for part in np.random.get_state())
     return random.getstate(), numpy_state, torch.get_rng_state().numpy().tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from quasar.loop.checks import check_every_row, checked_verification, start_veri
 from quasar.protocols import Verifier
 from quasar.registry.registry import default_registry
 from quasar.testing.models import tiny
-from quasar.testing.running import for_all, global_random_state_kept, require, run_settings
+from quasar.testing.running import for_all, global_random_state_kept, other_defaults, require, run_settings
 from quasar.testing.sessions import PlainDecoding, Sequence, check_row, session_machine
 from quasar.testing.strategies import token_ids
 from quasar.types import EMPTY_DRAFT, Draft
@@ -24,6 +25,8 @@ from quasar.weights.linear import quantized_layers
 
 _STEPS = 16
 _COMPARED, _AT_ONCE = 64, 7
+_LONG_DRAFTS = (20, 20, 63)
+_ROOM = 2 + sum(_LONG_DRAFTS) + len(_LONG_DRAFTS)
 _FLOAT = {torch.float64: 1e-6, torch.float32: 1e-4}
 _ROUNDED = 0.15
 """How far logits may be from the model's, as root mean square in units of their standard deviation.
@@ -38,7 +41,8 @@ def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int
     Rows of a block are those of plain decoding, as exactly as ``invariance`` declares; a later token of a draft moves
     no bit of an earlier row; what is not committed is rolled back; sessions do not disturb each other; a session with
     a past says what a new one says; logits are the caller's to keep; no global random state is used. Unless it lists
-    ``approximations``, its logits are those of a plain forward of the model, up to rounding.
+    ``approximations``, its logits are those of a plain forward of the model, up to rounding. Torch's default dtype and
+    device change nothing.
 
     Args:
         verifier: A Verifier, or a spec string, which is built over ``model``.
@@ -61,6 +65,7 @@ def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int
     check_needs(built)
     if arguments or model is not None:
         check_computes(built, arguments[0] if arguments else model)
+    check_defaults(built, lambda: default_registry().build("verifier", verifier, *arguments))
     run_state_machine_as_test(
         session_machine(built), settings=settings(run_settings(examples), stateful_step_count=_STEPS)
     )
@@ -125,17 +130,17 @@ def check_computes(verifier: Verifier, model: Any) -> None:
     if verifier.approximations:
         return
     length = min(_COMPARED, verifier.max_length or _COMPARED)
-    tokens = torch.randint(verifier.vocab_size, (length,), generator=torch.Generator().manual_seed(1)).tolist()
-    with torch.no_grad():
-        evaluated = model if not model.training else structure_copy(model).eval()
-        given = torch.tensor([tokens], device=model.device)
-        expected = evaluated(input_ids=given, use_cache=False).logits[0].double().cpu()
+    tokens = torch.randint(
+        verifier.vocab_size, (length,), device="cpu", generator=torch.Generator().manual_seed(1)
+    ).tolist()
+    evaluated = model if not model.training else structure_copy(model).eval()
+    expected = torch.stack([_plain_row(evaluated, tokens[:n]) for n in range(length // 2, length)])
     session, rows = start_verifying(verifier, tokens[: length // 2], frozenset()), []
     for begin in range(length // 2, length, _AT_ONCE):
         draft = Draft(tokens[begin : begin + _AT_ONCE])
         rows.append(session.verify(draft).logits[:-1].double().cpu())
         session.commit(draft.token_ids)
-    found, expected = torch.cat(rows), expected[length // 2 - 1 : -1]
+    found = torch.cat(rows)
     apart = float((found - expected).square().mean().sqrt() / expected.std().clamp_min(1e-30))
     rounds = any(layer.activations != "none" for layer in quantized_layers(model).values())
     allowed = _ROUNDED if rounds else _FLOAT.get(model.dtype, _ROUNDED)
@@ -146,15 +151,38 @@ def check_computes(verifier: Verifier, model: Any) -> None:
     )
 
 
+def check_defaults(verifier: Verifier, build: Callable[[], Verifier]) -> None:
+    """Under another default dtype and device of the process it is built the same, and says the same."""
+    prompt, draft = (0, 1 % verifier.vocab_size), tuple(token_id % verifier.vocab_size for token_id in (2, 3, 4, 5))
+    expected = first_rows(verifier, prompt, draft)
+    for when in ("", "built and "):
+        with other_defaults():
+            found = first_rows(build() if when else verifier, prompt, draft)
+        require(
+            torch.equal(found, expected),
+            f"{type(verifier).__name__}: {when}run under another default dtype of torch, its logits differ; name the "
+            "dtype and the device of every tensor that is made",
+        )
+
+
+@torch.no_grad()
+def _plain_row(model: Any, token_ids: list[int]) -> torch.Tensor:
+    """``[V]`` of a forward over these tokens and no others: some models look at the length of a call."""
+    given = torch.tensor([token_ids], dtype=torch.int64, device=model.device)
+    row: torch.Tensor = model(input_ids=given, use_cache=False).logits[0, -1].double().cpu()
+    return row
+
+
 def check_long(verifier: Verifier) -> None:
-    """Drafts of 20 tokens and a history of 60: rows are still those of plain decoding, and lists stay as they were."""
-    room = min(64, verifier.max_length or 64)
+    """Drafts of 20 and 63 tokens: rows are still those of plain decoding, and lists stay as they were."""
+    room = min(_ROOM, verifier.max_length or _ROOM)
     sequence = Sequence(verifier, EmptyDrafter(), (0,))
     plain = PlainDecoding(verifier)
     generator = torch.Generator().manual_seed(0)
-    while sequence.length + 2 <= room:
-        n = min(20, room - sequence.length - 1)
-        draft = Draft(torch.randint(verifier.vocab_size, (n,), generator=generator).tolist())
+    for k in _LONG_DRAFTS:
+        if (n := min(k, room - sequence.length - 1)) < 1:
+            break
+        draft = Draft(torch.randint(verifier.vocab_size, (n,), device="cpu", generator=generator).tolist())
         plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids))  # remembers all that follow
         verification = checked_verification(sequence.session.verify(draft), draft, verifier)
         check_every_row(verification, verifier)

@@ -95,6 +95,7 @@ def choose_layers(model: nn.Module, who: str, *, lm_head: bool, include: str = "
         InvalidRequestError: A pattern that no layer matches.
         NumericalError: A weight or bias of a chosen layer is not finite.
     """
+    check_loaded(model)
     if quantized_layers(model):
         raise UnsupportedModelError(f"{type(model).__name__} is quantized already; give the full model")
     head = model.get_output_embeddings()  # type: ignore[operator]
@@ -128,6 +129,15 @@ def _matches(name: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def check_loaded(model: nn.Module) -> None:
+    """Raise :class:`InvalidRequestError` naming a tensor that has a shape and no values."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise InvalidRequestError(
+                f"{name} of {type(model).__name__} has no values (it is on the device 'meta'); load the weights first"
+            )
+
+
 def structure_copy(model: nn.Module) -> Any:
     """A copy of all modules that shares every tensor with ``model``: replace tensors in it, never write to them."""
     executors = (module.executor for module in model.modules() if isinstance(module, QuantizedLinear))
@@ -152,7 +162,9 @@ def _is_linear(module: nn.Module) -> bool:
 def _computes_the_product(module: nn.Module) -> bool:
     """Try a subclass with a forward of its own: Falcon's is a linear layer, Llama 4's router returns more."""
     layer = Layer("", module)
-    probe = torch.randn((2, layer.weight.shape[1]), generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    probe = torch.randn(
+        (2, layer.weight.shape[1]), dtype=torch.float32, device="cpu", generator=torch.Generator().manual_seed(0)
+    ).to(layer.weight)
     expected, output = nn.functional.linear(probe, layer.weight, layer.bias), module(probe)
     same_kind = isinstance(output, Tensor) and output.shape == expected.shape
     return same_kind and torch.allclose(output, expected, rtol=1e-2, atol=1e-2)

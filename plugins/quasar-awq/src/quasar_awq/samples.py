@@ -27,13 +27,15 @@ class Reservoir:
     def __init__(self, size: int) -> None:
         self._size = size
         self._generator = torch.Generator().manual_seed(0)
-        self._numbers = torch.empty(0)
+        self._numbers = torch.empty(0, dtype=torch.float32, device="cpu")
         self.rows: Tensor | None = None
 
     def add(self, rows: Tensor) -> None:
         """``[..., in]``, in the dtype in which they are kept."""
         rows = rows.detach().flatten(0, -2)
-        numbers = torch.cat([self._numbers, torch.rand(rows.shape[0], generator=self._generator)])
+        numbers = torch.cat(
+            [self._numbers, torch.rand(rows.shape[0], dtype=torch.float32, device="cpu", generator=self._generator)]
+        )
         kept = numbers.topk(min(self._size, numbers.shape[0])).indices
         together = rows if self.rows is None else torch.cat([self.rows, rows])
         self.rows, self._numbers = together[kept.to(rows.device)], numbers[kept]

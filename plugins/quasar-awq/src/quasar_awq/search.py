@@ -31,7 +31,7 @@ def candidate_scales(magnitudes: Tensor, steps: int) -> Tensor:
     base = magnitudes.clamp_min(float(magnitudes.amax()) * _FLOOR)
     if float(base.amax()) == 0:
         return torch.ones_like(base).expand(1 + steps, -1)
-    exponents = torch.arange(1 + steps, device=base.device) / max(steps, 1)
+    exponents = torch.arange(1 + steps, dtype=torch.float32, device=base.device) / max(steps, 1)
     scales = base.unsqueeze(0).pow(exponents.unsqueeze(1))
     return scales / (scales.amax(dim=1, keepdim=True) * scales.amin(dim=1, keepdim=True)).sqrt()
 

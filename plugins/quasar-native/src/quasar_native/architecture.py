@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from quasar.errors import UnsupportedModelError
+from quasar.verifiers.context import chosen_length
 from quasar_native import _native
 from quasar_native.families import family_of
 from quasar_native.kernel import pool_of
@@ -31,7 +32,7 @@ class Architecture:
         UnsupportedModelError: The engine does not compute what this model computes; the message says why.
     """
 
-    def __init__(self, model: PreTrainedModel, threads: int, instructions: str) -> None:
+    def __init__(self, model: PreTrainedModel, threads: int, instructions: str, max_length: int | None = None) -> None:
         self._family = family_of(model)
         self._config: Any = model.config
         self._weights = Weights(instructions)
@@ -39,6 +40,7 @@ class Architecture:
         self.engine = _native.Model(pool_of(threads), instructions)
         decoder: Any = model.model
         self._set_sizes(decoder)
+        self.engine.max_length = chosen_length(model, max_length) or 0
         self._set_embedding(decoder.embed_tokens)
         ropes = self._add_ropes(decoder.rotary_emb)
         for index, layer in enumerate(decoder.layers):
@@ -58,7 +60,6 @@ class Architecture:
         engine.key_value_heads = config.num_key_value_heads
         attention = decoder.layers[0].self_attn
         engine.head_dim, engine.attention_scaling = attention.head_dim, attention.scaling
-        engine.max_length = getattr(config, "max_position_embeddings", None) or 0
         engine.epsilon = config.rms_norm_eps
         engine.logit_soft_cap = getattr(config, "final_logit_softcapping", None) or 0.0
         if self._family.attention_soft_cap:

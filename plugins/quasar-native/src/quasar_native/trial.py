@@ -34,11 +34,11 @@ def check_agrees(engine: _native.Model, model: PreTrainedModel, windows: Iterabl
     length = max([_LENGTH, *(window + 4 for window in windows if window + 4 <= _MOST)])
     length = min(length, engine.max_length or length)
     generator = torch.Generator().manual_seed(0)
-    token_ids = torch.randint(engine.vocab, (length,), generator=generator)
+    token_ids = torch.randint(engine.vocab, (length,), device="cpu", generator=generator)
     expected = _logits_of(model, token_ids)
     if not torch.isfinite(expected).all():
         raise NumericalError(f"{type(model).__name__}: its logits are not finite (non-finite weights, or an overflow)")
-    found = torch.empty(length, engine.vocab)
+    found = torch.empty(length, engine.vocab, dtype=torch.float32, device="cpu")
     _native.Session(engine, "float32").forward(token_ids.int(), found)
     difference = float((found - expected).square().mean().sqrt() / expected.std().clamp_min(1e-30))
     allowed = _tolerance(model)

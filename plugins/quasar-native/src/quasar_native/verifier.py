@@ -9,11 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
-from quasar.options import choice
+from quasar.options import choice, integer, optional
 from quasar.protocols import Invariance, Verifier, VerifySession
 from quasar.verifiers.cache import check_can_roll_back
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar.verifiers.session import checked_prompt
+from quasar.weights.layers import check_loaded
 from quasar_native import _native
 from quasar_native.architecture import Architecture
 from quasar_native.kernel import checked_instructions, checked_threads
@@ -34,9 +35,11 @@ class NativeVerifier:
         threads: How many work on a forward; ``None``: as many as torch uses now.
         cache: What keys and values are stored in: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
         instructions: As for :class:`quasar_native.kernel.NativeKernel`.
+        max_length: Longest sequence in tokens; ``None``: what the configuration declares, scaling of the rotary
+            embedding included.
 
     Raises:
-        InvalidRequestError: An option that cannot be honoured.
+        InvalidRequestError: An option that cannot be honoured, or a model whose weights are not loaded.
         NumericalError: The model's logits are not finite.
         UnsupportedModelError: transformers cannot run the model as a verifier either.
     """
@@ -49,11 +52,18 @@ class NativeVerifier:
         return None if model.device.type == "cpu" else f"the engine runs on CPUs, the model is on {model.device}"
 
     def __init__(
-        self, model: PreTrainedModel, *, threads: int | None = None, cache: str = "float32", instructions: str = "auto"
+        self,
+        model: PreTrainedModel,
+        *,
+        threads: int | None = None,
+        cache: str = "float32",
+        instructions: str = "auto",
+        max_length: int | None = None,
     ) -> None:
         if not isinstance(model, PreTrainedModel):
             raise InvalidRequestError(f"the model is {model!r:.40}; give a transformers causal LM (…ForCausalLM)")
-        self.check_options(threads=threads, cache=cache, instructions=instructions)
+        self.check_options(threads=threads, cache=cache, instructions=instructions, max_length=max_length)
+        check_loaded(model)
         self._cache, self._instructions = cache, checked_instructions(instructions)
         n_threads = checked_threads(threads)
         self._engine: _native.Model | None = None
@@ -61,17 +71,24 @@ class NativeVerifier:
         self._description: dict[str, Any] = {}
         check_can_roll_back(model)
         try:
-            architecture = Architecture(model, n_threads, self._instructions)
+            architecture = Architecture(model, n_threads, self._instructions, max_length)
             check_agrees(architecture.engine, model, architecture.windows)
         except UnsupportedModelError as error:
-            self._fall_back(model, str(error))
+            self._fall_back(model, str(error), max_length)
         else:
             self._use(architecture, model)
 
     @staticmethod
-    def check_options(*, threads: int | None = None, cache: str = "float32", instructions: str = "auto") -> None:
+    def check_options(
+        *,
+        threads: int | None = None,
+        cache: str = "float32",
+        instructions: str = "auto",
+        max_length: int | None = None,
+    ) -> None:
         """Refuse what no model could be run with on this machine."""
         choice(*_CACHES).check("cache", cache, who="native")
+        optional(integer(at_least=1)).check("max_length", max_length, who="native")
         checked_instructions(instructions)
         checked_threads(threads)
 
@@ -80,9 +97,10 @@ class NativeVerifier:
         self.vocab_size: int = engine.vocab
         self.max_length: int | None = engine.max_length or None
         self.invariance: Invariance = "bitwise"
-        self.approximations: tuple[str, ...] = self._approximations(model.dtype)
+        self.approximations: tuple[str, ...] = self._approximations(model)
         self._description = {
             "engine": "native",
+            "context": self.max_length,
             "threads": engine.threads,
             "cache": self._cache,
             "instructions": self._instructions,
@@ -90,20 +108,22 @@ class NativeVerifier:
             "bytes_per_forward": engine.bytes(),
         }
 
-    def _approximations(self, dtype: torch.dtype) -> tuple[str, ...]:
-        """What the engine does otherwise than a model in ``dtype``."""
+    def _approximations(self, model: PreTrainedModel) -> tuple[str, ...]:
+        """What the engine does otherwise than the model, whose parts may be in 16 bits."""
+        parts = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()} - {torch.float32}
         found = []
-        if dtype != torch.float32:
-            found.append(f"activations kept in float32 where the model rounds them to {dtype}".replace("torch.", ""))
+        if parts:
+            names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in parts))
+            found.append(f"activations kept in float32 where the model rounds them to {names}")
         if self._cache != "float32":
             found.append(f"keys and values cached in {self._cache}")
         return tuple(found)
 
-    def _fall_back(self, model: PreTrainedModel, reason: str) -> None:
-        fallback = self._fallback = CausalLMVerifier(model)
+    def _fall_back(self, model: PreTrainedModel, reason: str, max_length: int | None) -> None:
+        fallback = self._fallback = CausalLMVerifier(model, max_length=max_length)
         self.vocab_size, self.max_length = fallback.vocab_size, fallback.max_length
         self.invariance, self.approximations = fallback.invariance, fallback.approximations
-        self._description = {"engine": "transformers", "reason": reason}
+        self._description = {**fallback.describe(), "reason": reason}
 
     def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> VerifySession:
         """Begin a sequence.

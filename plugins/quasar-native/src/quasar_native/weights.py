@@ -121,7 +121,7 @@ def _bias(layers: Sequence[Any], matrices: Sequence[Matrix]) -> Tensor | None:
     if all(bias is None for bias in biases):
         return None
     parts = [
-        torch.zeros(matrix.shape[0]) if bias is None else bias.detach().float()
+        torch.zeros(matrix.shape[0], dtype=torch.float32, device="cpu") if bias is None else bias.detach().float()
         for bias, matrix in zip(biases, matrices, strict=True)
     ]
     return torch.cat(parts)

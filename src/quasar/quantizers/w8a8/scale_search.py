@@ -47,5 +47,7 @@ def searched_scales(group: Group, scheme: Int8Scheme, shift: Tensor | None = Non
     assert group.range is not None
     peaks = group.range.moved(shift, None).peaks
     candidates = [smoothing_scales(group, alpha, peaks) for alpha in ALPHAS]
-    errors = torch.tensor([output_error(group, scales, scheme, shift) for scales in candidates])
+    errors = torch.tensor(
+        [output_error(group, scales, scheme, shift) for scales in candidates], dtype=torch.float32, device="cpu"
+    )
     return candidates[int(errors.nan_to_num(torch.inf).argmin())]

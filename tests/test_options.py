@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from quasar.drafters.nested import Blocks
+from quasar.drafters.ngram import NgramDrafter
 from quasar.errors import InvalidRequestError
 from quasar.options import choice, flag, integer, number, optional, plain_number
+from quasar.policies.margin import MarginPolicy
+from quasar.policies.typical import TypicalPolicy
+from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 
 INF, NAN = float("inf"), float("nan")
 
@@ -69,3 +74,20 @@ def test_a_long_value_is_one_short_line():
         integer().check("x", "a\n" * 1000)
     assert len(str(caught.value)) < 120
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "plain", "value"),
+    [
+        (lambda value: NgramDrafter(k=value).k, 4, np.int64(4)),
+        (lambda value: Blocks(k=value).k, 16, np.int32(16)),
+        (lambda value: Blocks(min_margin=value).min_margin, 0.25, np.float32(0.25)),
+        (lambda value: MarginPolicy(margin=value).margin, 0.5, np.float32(0.5)),
+        (lambda value: TypicalPolicy(epsilon=value).epsilon, 0.5, np.float64(0.5)),
+        (lambda value: W8A8Quantizer(group=value).describe()["group"], 32, np.int64(32)),
+        (lambda value: W8A8Quantizer(alpha=value).describe()["alpha"], 0.5, np.float32(0.5)),
+    ],
+)
+def test_options_take_numbers_of_numpy_and_keep_python_s_own(build, plain, value):
+    assert build(value) == plain
+    assert type(build(value)) is type(plain)

@@ -1135,7 +1135,7 @@ def test_a_drafter_is_told_whether_its_probabilities_are_judged(policy, wants_pr
             "takes a transformers model that is loaded, got 'smollm2'; from_pretrained loads one",
         ),
         (None, {}, "from_model takes a transformers model that is loaded, got None"),
-        ("tiny", {"strict": "no"}, "strict='no'; expected true or false"),
+        ("tiny", {"strict": "no"}, "strict='no': give true or false"),
         ("tiny", {"verifier": "causal_lm:strict=2"}, "strict=2, expected true or false"),
         ("tiny", {"calibration": 5}, "calibration=5; give a file, a list of prompts, or None"),
         ("tiny", {"policy": "margin:margin=x"}, "margin='x', expected a number from 0 to 1"),

@@ -252,7 +252,7 @@ def test_a_model_without_linear_layers_is_refused():
         ({"smooth": "yes"}, "smooth='yes', expected scale, shift or none"),
         ({"group": 0}, "group=0, expected a positive integer, or -1"),
         ({"group": True}, "group=True, expected a positive integer"),
-        ({"activations": "none"}, "activations='none', expected dynamic or static"),
+        ({"activations": "none"}, "activations='none', expected one of dynamic, static"),
         ({"kernel": "cuda"}, "no kernel named 'cuda'. Installed: dense"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",

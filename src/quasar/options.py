@@ -46,6 +46,12 @@ class Expectation:
             message = f"{asked}: give {self.expected}" if who is None else f"{who}: {asked}, expected {self.expected}"
             raise InvalidRequestError(message)
 
+    def accepted(self, name: str, value: Any, *, who: str | None = None) -> Any:
+        """The value, a number as Python's own, after :meth:`check`."""
+        value = plain_number(value)
+        self.check(name, value, who=who)
+        return value
+
 
 def integer(*, at_least: int | None = None, at_most: int | None = None) -> Expectation:
     """A whole number, Python's own or numpy's, and no bool."""
@@ -88,6 +94,11 @@ def flag() -> Expectation:
     return Expectation("true or false", lambda value: isinstance(value, bool))
 
 
+def option(default: Any, expectation: Expectation) -> Any:
+    """A field of an attrs class with a default, checked; a number becomes Python's own."""
+    return attrs.field(default=default, converter=plain_number, validator=expectation)
+
+
 def optional(expectation: Expectation) -> Expectation:
     """The same, or ``None``."""
     return Expectation(f"{expectation.expected}, or None", lambda value: value is None or expectation.holds(value))
@@ -101,7 +112,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def plain_number(value: Any) -> Any:
     """A number of numpy, or of a tensor of one element, as Python's own; anything else as it is."""
-    if isinstance(value, bool | int | float | str) or not hasattr(value, "item"):
+    if not hasattr(value, "item"):
         return value
     n = value.numel() if hasattr(value, "numel") else getattr(value, "size", 0)
     return value.item() if n == 1 else value

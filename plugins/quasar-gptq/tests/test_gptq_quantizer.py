@@ -186,7 +186,7 @@ def test_a_layer_of_odd_width_can_be_left_out_or_taken_whole():
         ({"group": True}, "group=True"),
         ({"sym": 1}, "sym=1, expected true or false"),
         ({"act_order": "yes"}, "act_order='yes', expected true or false"),
-        ({"damp": 0}, "damp=0, expected a number between 0 and 1"),
+        ({"damp": 0}, "damp=0, expected a number above 0 and below 1"),
         ({"damp": float("nan")}, "damp=nan"),
         ({"activations": "int4"}, "activations='int4', expected one of none, int8_per_token, int8_per_group"),
         ({"activations": "int8_static"}, "activations='int8_static'"),

@@ -106,9 +106,9 @@ def test_a_forked_child_multiplies_too():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"threads": 0}, "threads=0, expected a positive integer"),
-        ({"threads": True}, "threads=True, expected a positive integer"),
-        ({"threads": "2"}, "threads='2', expected a positive integer"),
+        ({"threads": 0}, "threads=0, expected an integer of at least 1"),
+        ({"threads": True}, "threads=True, expected an integer of at least 1"),
+        ({"threads": "2"}, "threads='2', expected an integer of at least 1"),
         ({"instructions": "mmx"}, "instructions='mmx', this CPU has auto, portable"),
     ],
     ids=str,

@@ -18,6 +18,7 @@ from quasar.drafters.nested import Blocks, NestedDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError
 from quasar.loop.sampling import Sampling
+from quasar.options import flag
 from quasar.protocols import DraftSession, VerifySession
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
@@ -60,8 +61,7 @@ class ModelDrafter:
     ) -> None:
         if not isinstance(name, str | LoadedModel) or not name:
             raise InvalidRequestError(f"model: name={name!r}; say which model drafts, as in model:name=FOLDER")
-        if not isinstance(any_vocabulary, bool):
-            raise InvalidRequestError(f"model: any_vocabulary={any_vocabulary!r}; expected true or false")
+        flag().check("any_vocabulary", any_vocabulary, who="model")
         if isinstance(name, str):
             check_loadable(name, dtype)
         self._name, self._dtype = name, dtype

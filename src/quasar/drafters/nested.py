@@ -28,6 +28,7 @@ from quasar.loop.prefix import common_prefix_length
 from quasar.loop.processing import Processing, Processor
 from quasar.loop.sampling import Sampling
 from quasar.loop.stopping import Stopping
+from quasar.options import flag, integer, number, option
 from quasar.policies.coupled import CoupledPolicy
 from quasar.protocols import Drafter, DraftSession, Quantizer, Verifier, VerifySession
 from quasar.registry.registry import AUTO, default_registry
@@ -52,24 +53,16 @@ class Blocks:
             (``Sampling.wants_probs``).
     """
 
-    k: int = 24
-    min_k: int = 8
-    max_k: int = 32
-    min_margin: float = 0.5
-    with_probs: bool = False
+    k: int = option(24, integer(at_least=1))
+    min_k: int = option(8, integer(at_least=1))
+    max_k: int = option(32, integer(at_least=1))
+    min_margin: float = option(0.5, number(at_least=0))
+    with_probs: bool = option(False, flag())
 
     def __attrs_post_init__(self) -> None:
-        lengths = {"k": self.k, "min_k": self.min_k, "max_k": self.max_k}
-        for name, length in lengths.items():
-            if isinstance(length, bool) or not isinstance(length, int):
-                raise InvalidRequestError(f"{name}={length!r}; expected an integer of at least 1")
-        if not 1 <= self.min_k <= self.k <= self.max_k:
-            shown = ", ".join(f"{name}={length}" for name, length in lengths.items())
+        if not self.min_k <= self.k <= self.max_k:
+            shown = f"k={self.k}, min_k={self.min_k}, max_k={self.max_k}"
             raise InvalidRequestError(f"{shown}; expected 1 ≤ min_k ≤ k ≤ max_k")
-        if isinstance(self.min_margin, bool | str) or not self.min_margin >= 0:
-            raise InvalidRequestError(f"min_margin={self.min_margin!r}; expected a number of at least 0")
-        if not isinstance(self.with_probs, bool):
-            raise InvalidRequestError(f"with_probs={self.with_probs!r}; expected true or false")
 
 
 class NestedDrafter:

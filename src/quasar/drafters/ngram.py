@@ -14,6 +14,7 @@ import attrs
 from quasar.errors import InvalidRequestError
 from quasar.loop.prefix import common_prefix_length
 from quasar.loop.sampling import Sampling
+from quasar.options import integer, option
 from quasar.protocols import VerifySession
 from quasar.types import EMPTY_DRAFT, Draft, Verification
 
@@ -31,16 +32,13 @@ class NgramDrafter:
     context.
     """
 
-    k: int = 5
-    max_n: int = 3
-    min_n: int = 1
+    called = "ngram"
+    k: int = option(5, integer(at_least=1))
+    max_n: int = option(3, integer(at_least=1))
+    min_n: int = option(1, integer(at_least=1))
     needs: frozenset[str] = attrs.field(default=frozenset(), init=False)
 
     def __attrs_post_init__(self) -> None:
-        for name in ("k", "max_n", "min_n"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidRequestError(f"ngram: {name}={value!r}, expected an integer of at least 1")
         if self.min_n > self.max_n:
             raise InvalidRequestError(f"ngram: min_n={self.min_n} is greater than max_n={self.max_n}")
 

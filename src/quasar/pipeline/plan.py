@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from quasar.drafters.nested import CascadeDrafter
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.loop.checks import bind_drafter, is_bindable, quantize
+from quasar.options import flag
 from quasar.pipeline.calibration import own_prompts, prompts_from
 from quasar.pipeline.prompts import encode_prompt
 from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
@@ -103,7 +104,7 @@ class Plan:
             exact_to=exact_to,
             verifier=verifier,
             calibration=_prompts(choices.get("calibration")),
-            strict=_checked_strict(choices.get("strict", False)),
+            strict=flag().accepted("strict", choices.get("strict", False)),
             specs={kind: spec_of(strategy) for kind, strategy in named.items()},
             choices=choices,
         )
@@ -220,12 +221,6 @@ def _checked_exact_to(exact_to: str, quantizer: Quantizer) -> ExactTo:
     if exact_to not in ("quantized", "full"):
         raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
     return "full" if exact_to == "full" or isinstance(quantizer, NoQuantizer) else "quantized"
-
-
-def _checked_strict(strict: object) -> bool:
-    if not isinstance(strict, bool):
-        raise InvalidRequestError(f"strict={strict!r}; expected true or false")
-    return strict
 
 
 def _prompts(calibration: Calibration) -> Sequence[str]:

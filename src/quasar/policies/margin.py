@@ -5,10 +5,10 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from quasar.errors import InvalidRequestError
 from quasar.loop.noise import Floats
 from quasar.loop.rows import HostRows, best_place
 from quasar.loop.sampling import Sampling
+from quasar.options import number, option
 from quasar.types import Draft, Verdict, Verification
 
 
@@ -20,14 +20,11 @@ class MarginPolicy:
         margin: How far the probability (softmax of the logits) of the runner-up may lie below the best.
     """
 
-    margin: float = 0.1
+    called = "margin"
+    margin: float = option(0.1, number(at_least=0, at_most=1))
     lossless: bool = attrs.field(default=False, init=False)
     drafter_invariant: bool = attrs.field(default=False, init=False)
     uses_draft_probs: bool = attrs.field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        if isinstance(self.margin, bool | str) or not 0 <= self.margin <= 1:
-            raise InvalidRequestError(f"margin: margin={self.margin!r}, expected a number from 0 to 1")
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         rows = HostRows(verification.rows)

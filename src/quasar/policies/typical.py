@@ -7,10 +7,10 @@ import math
 import attrs
 import numpy as np
 
-from quasar.errors import InvalidRequestError
 from quasar.loop.noise import Floats
 from quasar.loop.rows import HostRows
 from quasar.loop.sampling import Sampling
+from quasar.options import number, option
 from quasar.types import Draft, Verdict, Verification
 
 
@@ -23,17 +23,12 @@ class TypicalPolicy:
         alpha: Scales the threshold where it is not. The defaults are those of Medusa's evaluation.
     """
 
-    epsilon: float = 0.09
-    alpha: float = 0.3
+    called = "typical"
+    epsilon: float = option(0.09, number(at_least=0))
+    alpha: float = option(0.3, number(at_least=0))
     lossless: bool = attrs.field(default=False, init=False)
     drafter_invariant: bool = attrs.field(default=False, init=False)
     uses_draft_probs: bool = attrs.field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("epsilon", "alpha"):
-            value = getattr(self, name)
-            if isinstance(value, bool | str) or not value >= 0:
-                raise InvalidRequestError(f"typical: {name}={value!r}, expected a number of at least 0")
 
     def decide(self, draft: Draft, verification: Verification, sampling: Sampling) -> Verdict:
         rows = HostRows(verification.rows)

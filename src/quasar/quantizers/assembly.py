@@ -9,8 +9,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quasar.errors import InvalidRequestError
 from quasar.kernels import KernelChooser
+from quasar.options import flag
 from quasar.progress import track
 from quasar.quantizers.unrounded import keep
 from quasar.types import Quantized
@@ -49,8 +49,7 @@ class Assembly:
     def __init__(
         self, who: str, *, lm_head: bool = False, include: str = "", exclude: str = "", kernel: str = "auto"
     ) -> None:
-        if not isinstance(lm_head, bool):
-            raise InvalidRequestError(f"{who}: lm_head={lm_head!r}, expected true or false")
+        flag().check("lm_head", lm_head, who=who)
         self.who = who
         self._lm_head, self._include, self._exclude = lm_head, str(include), str(exclude)
         self._kernel = str(kernel)

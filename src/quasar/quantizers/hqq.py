@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
+from quasar.options import choice
 from quasar.quantizers.assembly import Assembly
-from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
+from quasar.quantizers.options import activations as known_activations
+from quasar.quantizers.options import check_group, group_size
 from quasar.types import Quantized
 from quasar.weights.layers import Layer
 from quasar.weights.record import ActivationScheme, QuantizedWeight
@@ -52,12 +54,10 @@ class HqqQuantizer:
         exclude: str = "",
         kernel: str = "auto",
     ) -> None:
-        check_bits("hqq", bits, _BITS)
-        check_group_option("hqq", group)
-        if axis not in (0, 1) or isinstance(axis, bool):
-            raise InvalidRequestError(f"hqq: axis={axis!r}, expected 0 or 1")
-        check_activations("hqq", activations)
-        self._bits, self._group, self._axis = bits, group, axis
+        self._bits: int = choice(*_BITS).accepted("bits", bits, who="hqq")
+        self._group: int = group_size.accepted("group", group, who="hqq")
+        self._axis: int = choice(0, 1).accepted("axis", axis, who="hqq")
+        known_activations.check("activations", activations, who="hqq")
         self._activations: ActivationScheme = activations
         self._assembly = Assembly("hqq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
         _library()  # refuse before a model is loaded

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from quasar.errors import InvalidRequestError
+from quasar.options import Expectation, choice, is_integer
 from quasar.weights.layers import Layer
 from quasar.weights.record import ActivationScheme
 
@@ -14,22 +13,13 @@ ACTIVATIONS: tuple[ActivationScheme, ...] = ("none", "int8_per_token", "int8_per
 _USUAL = (16, 32, 64, 128, 256)
 
 
-def check_bits(who: str, bits: object, choices: Sequence[int]) -> None:
-    """Raise :class:`InvalidRequestError` where ``bits`` is none of the integers in ``choices``."""
-    if not isinstance(bits, int) or isinstance(bits, bool) or bits not in choices:
-        raise InvalidRequestError(f"{who}: bits={bits!r}, expected one of {', '.join(map(str, choices))}")
+activations = choice(*ACTIVATIONS)
+"""What ``activations`` of a quantizer must be, where nothing is known of the inputs."""
 
-
-def check_group_option(who: str, group: object) -> None:
-    """Raise :class:`InvalidRequestError` where ``group`` is neither a positive integer nor −1."""
-    if isinstance(group, bool) or not isinstance(group, int) or (group < 1 and group != -1):
-        raise InvalidRequestError(f"{who}: group={group!r}, expected a positive integer, or -1 for a whole row")
-
-
-def check_activations(who: str, activations: object) -> None:
-    """Raise :class:`InvalidRequestError` where ``activations`` is none of :data:`ACTIVATIONS`."""
-    if activations not in ACTIVATIONS:
-        raise InvalidRequestError(f"{who}: activations={activations!r}, expected one of {', '.join(ACTIVATIONS)}")
+group_size = Expectation(
+    "a positive integer, or -1 for a whole row", lambda value: is_integer(value) and (value >= 1 or value == -1)
+)
+"""What ``group`` of a quantizer must be."""
 
 
 def check_group(who: str, layer: Layer, group: int, *, axis: int = 1) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError, NumericalError
+from quasar.quantizers.options import group_size
 from quasar.weights.record import QuantizedWeight
 
 _BITS = 4
@@ -55,8 +56,7 @@ class AwqFormat:
         if bits != _BITS:
             raise InvalidRequestError(f"awq: a checkpoint of {bits!r} bits; the format has {_BITS}")
         group = config.get("group_size", config.get("q_group_size", 128))
-        if not isinstance(group, int) or isinstance(group, bool) or (group < 1 and group != -1):
-            raise InvalidRequestError(f"awq: group_size={group!r}, expected a positive integer, or -1 for a whole row")
+        group_size.check("group_size", group, who="awq")
         self._version, self._group = version, group
 
     def read(self, name: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight | None:

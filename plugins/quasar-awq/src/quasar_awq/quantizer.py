@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quasar.errors import InvalidRequestError
+from quasar.options import choice, flag, integer
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly, QuantizedCopy
-from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
+from quasar.quantizers.options import activations as known_activations
+from quasar.quantizers.options import check_group, group_size
 from quasar.quantizers.smoothing import Fold, divide_norm
 from quasar.quantizers.tracing import Group, trace_groups
 from quasar.types import Quantized
@@ -61,14 +62,14 @@ class AwqQuantizer:
         exclude: str = "",
         kernel: str = "auto",
     ) -> None:
-        check_bits("awq", bits, _BITS)
-        check_group_option("awq", group)
-        _require(isinstance(sym, bool), f"sym={sym!r}, expected true or false")
-        _require(isinstance(clip, bool), f"clip={clip!r}, expected true or false")
-        _require(_is_integer(grid) and grid >= 0, f"grid={grid!r}, expected an integer from 0")
-        _require(_is_integer(samples) and samples > 0, f"samples={samples!r}, expected a positive integer")
-        check_activations("awq", activations)
-        self._grid, self._clip, self._steps, self._samples = Grid(bits, group, sym), clip, grid, samples
+        bits = choice(*_BITS).accepted("bits", bits, who="awq")
+        group = group_size.accepted("group", group, who="awq")
+        flag().check("sym", sym, who="awq")
+        flag().check("clip", clip, who="awq")
+        self._steps: int = integer(at_least=0).accepted("grid", grid, who="awq")
+        self._samples: int = integer(at_least=1).accepted("samples", samples, who="awq")
+        known_activations.check("activations", activations, who="awq")
+        self._grid, self._clip = Grid(bits, group, sym), clip
         self._activations: Any = activations
         self._assembly = Assembly("awq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
 
@@ -166,12 +167,3 @@ class AwqQuantizer:
 def _within(group: Group, names: Any) -> bool:
     """Whether all that scaling a group changes is quantized here, or a norm."""
     return group.consumers.keys() <= names and (group.is_norm or group.name in names)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InvalidRequestError(f"awq: {message}")

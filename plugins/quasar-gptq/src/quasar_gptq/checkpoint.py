@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError, NumericalError
-from quasar.quantizers.options import check_bits
+from quasar.options import choice
+from quasar.quantizers.options import group_size as whole_or_positive
 from quasar.weights.record import QuantizedWeight
 from quasar_gptq.packing import WORD, unpack
 
@@ -95,9 +96,8 @@ class _Settings:
             raise InvalidRequestError(f"{who}: GPTQ format {form!r} is not read; {' and '.join(_FORMATS)} are")
         bits: Any = config.get("bits")
         group_size = config.get("group_size", 128)
-        check_bits(f"{who}: GPTQ", bits, _BITS)
-        if isinstance(group_size, bool) or not isinstance(group_size, int) or (group_size < 1 and group_size != -1):
-            raise InvalidRequestError(f"{who}: GPTQ with group_size={group_size!r}, expected a positive integer, or -1")
+        choice(*_BITS).check("bits", bits, who=f"{who}: GPTQ")
+        whole_or_positive.check("group_size", group_size, who=f"{who}: GPTQ")
         if (words := config.get("pack_dtype", "int32")) != "int32":
             raise InvalidRequestError(f"{who}: GPTQ packed in words of {words}, expected int32")
         for key in _CHANGES_THE_MODEL:

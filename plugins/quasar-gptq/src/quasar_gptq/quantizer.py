@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
+from quasar.options import choice, flag, number
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
-from quasar.quantizers.options import check_activations, check_bits, check_group, check_group_option
+from quasar.quantizers.options import activations as known_activations
+from quasar.quantizers.options import check_group, group_size
 from quasar.types import Quantized
 from quasar.weights.layers import Layer
 from quasar.weights.record import ActivationScheme, QuantizedWeight
@@ -56,20 +58,18 @@ class GptqQuantizer:
         exclude: str = "",
         kernel: str = "auto",
     ) -> None:
-        check_bits("gptq", bits, _BITS)
-        check_group_option("gptq", group)
-        for name, value in (("sym", sym), ("act_order", act_order)):
-            if not isinstance(value, bool):
-                raise InvalidRequestError(f"gptq: {name}={value!r}, expected true or false")
-        if isinstance(damp, bool) or not isinstance(damp, int | float) or not 0 < damp < 1:
-            raise InvalidRequestError(f"gptq: damp={damp!r}, expected a number between 0 and 1")
-        check_activations("gptq", activations)
+        self._bits: int = choice(*_BITS).accepted("bits", bits, who="gptq")
+        self._group: int = group_size.accepted("group", group, who="gptq")
+        flag().check("sym", sym, who="gptq")
+        flag().check("act_order", act_order, who="gptq")
+        damp = number(above=0, below=1).accepted("damp", damp, who="gptq")
+        known_activations.check("activations", activations, who="gptq")
         if act_order and activations == "int8_per_group":
             raise InvalidRequestError(
                 "gptq: act_order=true with activations='int8_per_group': a group's inputs would not lie together; "
                 "choose one of the two, or 'int8_per_token'"
             )
-        self._bits, self._group, self._symmetric, self._act_order = bits, group, sym, act_order
+        self._symmetric, self._act_order = sym, act_order
         self._damp, self._activations = float(damp), activations
         self._assembly = Assembly("gptq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError
+from quasar.options import integer
 from quasar.weights.record import QuantizedWeight
 from quasar_native import _native
 
@@ -130,9 +131,7 @@ def checked_threads(threads: int | None) -> int:
     """How many threads to use where ``threads`` were asked for."""
     if threads is None:
         return torch.get_num_threads()
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-        raise InvalidRequestError(f"native: threads={threads!r}, expected a positive integer")
-    return threads
+    return int(integer(at_least=1).accepted("threads", threads, who="native"))
 
 
 def checked_instructions(instructions: str) -> str:

@@ -20,7 +20,7 @@ from quasar.progress import track
 from quasar.quantizers.assembly import Assembly
 from quasar.quantizers.gguf.blocks import BLOCK_FORMATS, record_of
 from quasar.quantizers.gguf.file import GgufFile, Stored
-from quasar.quantizers.options import check_activations
+from quasar.quantizers.options import activations as known_activations
 from quasar.types import Quantized
 from quasar.weights.layers import Layer
 from quasar.weights.provenance import source_of
@@ -51,7 +51,7 @@ class GgufQuantizer:
         activations: ActivationScheme = "none",
         kernel: str = "auto",
     ) -> None:
-        check_activations("gguf", activations)
+        known_activations.check("activations", activations, who="gguf")
         if find_spec("gguf") is None:
             raise InvalidRequestError(
                 "the quantizer gguf needs the package gguf; install it with: pip install 'quasar-decode[gguf]'"

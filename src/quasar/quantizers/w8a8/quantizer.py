@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
+from quasar.options import Expectation, choice, number
 from quasar.progress import track
 from quasar.quantizers.assembly import Assembly, QuantizedCopy
-from quasar.quantizers.options import check_group, check_group_option
+from quasar.quantizers.options import check_group, group_size
 from quasar.quantizers.ranges import Range, input_ranges
 from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
 from quasar.quantizers.tracing import Group, trace_groups
@@ -28,6 +29,9 @@ from quasar.types import Quantized
 from quasar.weights.layers import Layer, linear_layers
 
 _SMOOTHINGS = {True: "scale", False: "none", "scale": "scale", "shift": "shift", "none": "none"}
+_SMOOTHING = Expectation("scale, shift or none", lambda value: isinstance(value, str | bool) and value in _SMOOTHINGS)
+_SHARE = number(at_least=0, at_most=1)
+_ALPHA = Expectation(f"{_SHARE.expected}, or search", lambda value: value == "search" or _SHARE.holds(value))
 
 
 class W8A8Quantizer:
@@ -60,14 +64,11 @@ class W8A8Quantizer:
         exclude: str = "",
         kernel: str = "auto",
     ) -> None:
-        check_group_option("w8a8", group)
-        if not isinstance(smooth, str | bool) or smooth not in _SMOOTHINGS:
-            raise InvalidRequestError(f"w8a8: smooth={smooth!r}, expected scale, shift or none")
-        if alpha != "search" and not _is_share(alpha):
-            raise InvalidRequestError(f"w8a8: alpha={alpha!r}, expected a number from 0 to 1, or search")
-        if activations not in ("dynamic", "static"):
-            raise InvalidRequestError(f"w8a8: activations={activations!r}, expected dynamic or static")
-        self._smooth, self._alpha = _SMOOTHINGS[smooth], alpha
+        group = group_size.accepted("group", group, who="w8a8")
+        smooth = _SMOOTHING.accepted("smooth", smooth, who="w8a8")
+        self._alpha: float | str = _ALPHA.accepted("alpha", alpha, who="w8a8")
+        choice("dynamic", "static").check("activations", activations, who="w8a8")
+        self._smooth = _SMOOTHINGS[smooth]
         self._scheme = Int8Scheme(group, static=activations == "static")
         self._assembly = Assembly("w8a8", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
 
@@ -156,7 +157,3 @@ class W8A8Quantizer:
         record = self._scheme.record(weight, peak)
         bias, smoothed = fold.apply_to_bias(layer.bias, layer.weight), fold.columns is not None
         copy.place(layer, record, weight=weight, bias=bias, smoothed=smoothed)
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1

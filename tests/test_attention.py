@@ -12,7 +12,7 @@ import torch
 from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.models import FAMILIES, random_prompt, tiny
 from quasar.types import Draft
-from quasar.verifiers import causal_lm
+from quasar.verifiers import causal_lm_session
 from quasar.verifiers.attention import attending_by_rows, is_attending_by_rows, use_row_attention
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
@@ -56,7 +56,7 @@ def test_hidden_states_are_bit_identical_for_every_width(family, implementation,
 
 def test_without_attention_by_rows_the_width_changes_the_bits(monkeypatch):
     """The tests above can fail: with the mode off, kernels for one query and for several differ on these models."""
-    monkeypatch.setattr(causal_lm, "attending_by_rows", contextlib.nullcontext)
+    monkeypatch.setattr(causal_lm_session, "attending_by_rows", contextlib.nullcontext)
     differing = [
         (family, implementation)
         for family, implementation in VARIANTS

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from quasar import Pipeline
 from quasar.errors import InvalidRequestError
@@ -173,3 +174,23 @@ def test_a_model_without_values_is_refused_by_the_name_of_a_tensor(quantizer):
     model = tiny("llama").to("meta")
     with pytest.raises(InvalidRequestError, match=r"model.embed_tokens.weight of LlamaForCausalLM has no values"):
         Pipeline.from_model(model, quantizer=quantizer)
+
+
+class OtherArithmeticForManyRows(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.weight, self.bias = layer.weight, None
+
+    def forward(self, inputs):
+        return nn.functional.linear(inputs if inputs.shape[-2] < 17 else (inputs * 4).round() / 4, self.weight)
+
+
+def test_a_draft_wider_than_what_is_tried_is_computed_in_forwards_that_are_not():
+    """A layer whose arithmetic is another one for 17 rows and more says of 31 rows what it says of each alone."""
+    model, tokens = tiny("llama"), random_prompt(40)
+    model.model.layers[0].mlp.down_proj = OtherArithmeticForManyRows(model.model.layers[0].mlp.down_proj)
+    verifier = CausalLMVerifier(model)
+    plain = verifier.start(tokens[:5])
+    for row, token_id in zip(verifier.start(tokens[:5]).verify(Draft(tokens[5:35])).logits, tokens[5:36], strict=True):
+        torch.testing.assert_close(row, plain.verify(EMPTY_DRAFT).logits[0], rtol=0, atol=1e-4)
+        plain.commit([token_id])

@@ -93,7 +93,7 @@ class _Subject:
 def check_on_model(subject: _Subject) -> None:
     """All checks on one model."""
     before = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
-    settings = _settings_of(subject.model)
+    settings, described = _settings_of(subject.model), subject.quantizer.describe()
     with global_random_state_kept(subject.who):
         quantized = subject.quantized()
     _check_unchanged(subject, before)
@@ -106,7 +106,7 @@ def check_on_model(subject: _Subject) -> None:
     _check_rows_of_the_model(subject, quantized)
     _check_second_time(subject, quantized)
     _check_defaults(subject, quantized)
-    _check_description(subject)
+    _check_description(subject, described)
     _check_without_calibration(subject)
     _check_non_finite(subject, before)
 
@@ -257,9 +257,12 @@ def _check_without_calibration(subject: _Subject) -> None:
         subject.made(None)
 
 
-def _check_description(subject: _Subject) -> None:
-    """It and the report can be written as JSON, and quantizing leaves nothing of a model in the description."""
-    before = subject.quantizer.describe()
+def _check_description(subject: _Subject, before: Mapping[str, Any]) -> None:
+    """It and the report can be written as JSON, and quantizing leaves nothing of a model in the description.
+
+    Args:
+        before: The description before anything of this model was quantized.
+    """
     report = subject.made(subject.calibration).report
     for what, said in (("describe()", before), ("the report", report)):
         try:

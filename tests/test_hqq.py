@@ -90,7 +90,7 @@ def test_what_does_not_fit_names_layer_shape_and_choices_and_touches_nothing(opt
         ({"bits": 5}, "bits=5, expected one of 8, 4, 3, 2"),
         ({"bits": True}, "bits=True"),
         ({"group": 0}, "group=0, expected a positive integer, or -1"),
-        ({"axis": 2}, "axis=2, expected 0 or 1"),
+        ({"axis": 2}, "axis=2, expected one of 0, 1"),
         ({"lm_head": "yes"}, "lm_head='yes', expected true or false"),
     ],
 )

@@ -330,6 +330,7 @@ def test_a_person_gets_one_line_after_the_answer(quasar_command, toy, monkeypatc
     is_terminal(monkeypatch, "stderr")
     status, out, err = quasar_command("generate", PROMPT, "--raw", "--max-new-tokens", "12", *options)
     assert (status, out) == (0, TEXT + "\n")
+    err = err.rpartition("\x1b[K")[2]  # what a terminal still shows
     assert len(err.strip().splitlines()) == lines
     if lines == 1:
         assert re.fullmatch(r"\n12 tokens, \d\.\d\d a step, [\d.]+ a second\n", err)

@@ -25,7 +25,7 @@ CRITICAL = 35.0
 class Coin:
     """A target that says the same whatever was said before."""
 
-    max_length, invariance = None, "bitwise"
+    max_length, invariance, approximations = None, "bitwise", ()
 
     def __init__(self, probs):
         self.row = torch.tensor(probs, dtype=torch.float64).log()

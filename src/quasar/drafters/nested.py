@@ -12,7 +12,7 @@ an outer policy that judges probabilities, each block is drawn with noise of its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,7 @@ class NestedDrafter:
             size: ids that it lacks are shown to it as 0.
         k, min_k, max_k, min_margin, with_probs: As of :class:`Blocks`.
         vocab_size: Of the outer target: ids from there on are never drafted. ``None``: the inner target has no more.
+        report: What a quantizer says of the inner target; ``None`` where none made it.
     """
 
     needs: frozenset[str] = frozenset()
@@ -89,8 +90,9 @@ class NestedDrafter:
         min_margin: float = 0.5,
         with_probs: bool = False,
         vocab_size: int | None = None,
+        report: Mapping[str, Any] | None = None,
     ) -> None:
-        self.drafter, self.verifier = drafter, verifier
+        self.drafter, self.verifier, self.report = drafter, verifier, report
         self.blocks = Blocks(k, min_k, max_k, min_margin, with_probs)
         cut = vocab_size is not None and vocab_size < verifier.vocab_size
         self.processors: tuple[Processor, ...] = (_only_ids_below(vocab_size),) if cut and vocab_size else ()
@@ -138,9 +140,9 @@ class CascadeDrafter:
     def bind(self, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None) -> NestedDrafter:
         """Quantize the model; see :class:`quasar.protocols.Bindable`."""
         drafter = bind_drafter(self._drafter, model, tokenizer, calibration)
-        copy = quantize(self._quantizer, model, calibration).model
-        verifier: Verifier = default_registry().build_verifier(self._verifier, copy)
-        return NestedDrafter(drafter, verifier, **attrs.asdict(self._blocks))
+        made = quantize(self._quantizer, model, calibration)
+        verifier: Verifier = default_registry().build_verifier(self._verifier, made.model)
+        return NestedDrafter(drafter, verifier, report=made.report, **attrs.asdict(self._blocks))
 
     def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> DraftSession:
         raise InvalidRequestError(

@@ -153,7 +153,7 @@ class Plan:
         calibration = self.calibration_for(model, tokenizer)
         drafter = bind_drafter(self.drafter, model, tokenizer, calibration)  # first, for it may refuse the model
         if self.exact_to == "full":
-            made = Quantized(model, self.quantizer.describe())
+            made = Quantized(model, getattr(drafter, "report", None) or self.quantizer.describe())
         else:
             with timed("quantize"):
                 made = quantize(self.quantizer, model, calibration)

@@ -358,7 +358,8 @@ def test_a_line_ends_after_an_interrupt(quasar_command, toy, monkeypatch):
     monkeypatch.setattr("quasar.pipeline.generation.Generation.__next__", interrupted)
     assert quasar_command("generate", PROMPT) == (130, "\n", "")
     is_terminal(monkeypatch, "stderr")
-    assert quasar_command("generate", PROMPT) == (130, "\n", "\n")
+    status, out, err = quasar_command("generate", PROMPT)
+    assert (status, out, err.rpartition("\x1b[K")[2]) == (130, "\n", "\n")
 
 
 def test_a_pipe_is_read_without_a_dash(quasar_command, toy, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
 from quasar.testing.fakes import TableLM, TableSession, scripted
 from quasar.testing.running import examples
-from quasar.types import EMPTY_DRAFT, Draft
+from quasar.types import EMPTY_DRAFT, Draft, Verification
 from strategies import Case, cases
 
 
@@ -214,6 +215,33 @@ def test_what_a_strategy_raises_is_named_with_the_strategy_and_the_method(who, m
             assert caught.value.__cause__ is error
         else:
             assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("probs", "shown"),
+    [([[0.5, 0.5]], "of type list"), (torch.ones(2), r"of shape \[2\]"), (torch.ones(3, 9), r"\[3, 9\]")],
+)
+def test_probabilities_that_are_no_matrix_with_a_row_a_token_are_named(probs, shown):
+    drafter = EmptyDrafter()
+    drafter.propose = lambda max_tokens: Draft([1, 2], probs)
+    with pytest.raises(PluginError, match=rf"EmptyDrafter proposed 2 tokens with probs .*{shown}; expected"):
+        list(speculate(curious_decoding(drafter, TableLM(9))))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("x", "returned str, expected a Verification"),
+        (Verification([1.0]), r"returned logits of type list, expected \[k\+1, V\] = \[1, 9\]"),
+        (Verification(torch.ones(1, 8)), r"returned logits of shape \[1, 8\], expected .* = \[1, 9\]"),
+    ],
+)
+def test_what_a_verifier_says_is_checked_to_be_logits(said, message):
+    target = TableLM(9)
+    one = curious_decoding(EmptyDrafter(), target)
+    one.verifying.verify = lambda draft: said
+    with pytest.raises(PluginError, match=message):
+        list(speculate(one))
 
 
 def test_a_verdict_that_is_none_is_named():

@@ -132,9 +132,9 @@ def checked_draft(draft: Draft, max_tokens: int, session: DraftSession, verifier
     """
     if not isinstance(draft, Draft):
         raise PluginError(f"{type(session).__name__} proposed {type(draft).__name__} {draft!r:.60}, expected a Draft")
-    if draft.probs is not None and (draft.probs.dim() != 2 or len(draft.probs) != len(draft)):
+    if draft.probs is not None and _shape_of(draft.probs)[:1] != [len(draft)]:
         raise PluginError(
-            f"{type(session).__name__} proposed {len(draft)} tokens with probs of shape {list(draft.probs.shape)}; "
+            f"{type(session).__name__} proposed {len(draft)} tokens with probs {_shown(draft.probs)}; "
             f"expected [k, V] = [{len(draft)}, V]"
         )
     return draft.clipped(max_tokens, verifier.vocab_size)
@@ -149,13 +149,23 @@ def checked_verification(verification: Verification, draft: Draft, verifier: Ver
     Raises:
         PluginError: Wrong shape.
     """
-    name, shape = type(verifier).__name__, tuple(verification.logits.shape)
-    expected = (len(draft) + 1, verifier.vocab_size)
-    if shape != expected:
-        raise PluginError(f"{name} returned logits of shape {list(shape)}, expected [k+1, V] = {list(expected)}")
+    name, expected = type(verifier).__name__, [len(draft) + 1, verifier.vocab_size]
+    if not isinstance(verification, Verification):
+        raise PluginError(f"{name} returned {type(verification).__name__}, expected a Verification")
+    if _shape_of(verification.logits) != expected:
+        raise PluginError(f"{name} returned logits {_shown(verification.logits)}, expected [k+1, V] = {expected}")
     if verification.logits.device.type != "cpu":
         torch.accelerator.synchronize(verification.logits.device)
     return verification
+
+
+def _shape_of(matrix: object) -> list[int]:
+    """Of a tensor with two dimensions; nothing of anything else."""
+    return list(matrix.shape) if isinstance(matrix, torch.Tensor) and matrix.dim() == 2 else []
+
+
+def _shown(given: object) -> str:
+    return f"of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else f"of type {type(given).__name__}"
 
 
 @contextmanager

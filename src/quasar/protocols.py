@@ -172,7 +172,7 @@ class CheckpointFormat(Protocol):
         """One layer of the model; ``None`` where the checkpoint stores it in full.
 
         Args:
-            name: Of the module, as in ``model.layers.0.mlp.up_proj``.
+            name: Name of the module, as in ``model.layers.0.mlp.up_proj``.
             tensors: What is stored under that name, by the rest of the tensors' names: ``qweight``, ``scales``, …
                 A ``bias`` may be among them, which is not the format's business.
 
@@ -218,7 +218,7 @@ class Bindable(Protocol):
         A pipeline that is built on a verifier has no model and does not call it.
 
         Args:
-            model: As it was given, hence in full precision. It is shared: keep it, and do not change it.
+            model: The model as it was given, hence in full precision. It is shared: keep it, and do not change it.
             tokenizer: The model's, or ``None``.
             calibration: ``[1, T]`` integer tensors of token ids, ``None`` without a tokenizer.
 

@@ -131,8 +131,8 @@ class TokenLogprobs:
     """Natural logarithms of the target's probabilities at one position, before temperature and cuts.
 
     Args:
-        logprob: Of the token that was emitted.
-        top: Of the most probable tokens, most probable first.
+        logprob: That of the token that was emitted.
+        top: Those of the most probable tokens, most probable first.
     """
 
     logprob: float

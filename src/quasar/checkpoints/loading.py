@@ -71,7 +71,7 @@ def load_quantized(
     """Build the model, with a :class:`QuantizedLinear` in the place of each layer that is stored quantized.
 
     Args:
-        dtype: Of what is stored in full; ``None``: as the checkpoint says.
+        dtype: Precision of what is stored in full; ``None``: as the checkpoint says.
 
     Raises:
         CheckpointError: Files that are damaged; tensors that are missing, too many, or of another shape.

@@ -23,7 +23,7 @@ def measure_model(
 
     Args:
         name: As for :func:`quasar.checkpoints.models.load_model`.
-        tokens: Of text, for each of Quasar's own prompts.
+        tokens: How many tokens of text to make for each of Quasar's own prompts.
         choices: ``quantizer``, ``verifier``, ``calibration``, ``strict``; see :class:`quasar.pipeline.plan.Plan`.
 
     Raises:

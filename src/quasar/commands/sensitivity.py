@@ -31,9 +31,9 @@ class LayerSensitivity:
     """What rounding one layer does.
 
     Args:
-        name: Of the module.
-        bits: Of a weight.
-        nbytes: Of its record.
+        name: Name of the module.
+        bits: Bits of a weight.
+        nbytes: Bytes of its record.
         output_error: Size of the change of its output as a share of the output's own (Frobenius norms), on inputs
             that no other layer's rounding has touched.
         kl: Mean of KL(unrounded ‖ this layer alone rounded) over tokens, in nats.

@@ -40,7 +40,7 @@ class ModelDrafter:
         max_k: Above ``k``: drafts get longer, up to this, while they are confirmed whole. ``None``: as ``k``.
         min_margin: As of :class:`quasar.drafters.nested.Blocks`.
         any_vocabulary: Do not compare the vocabularies.
-        dtype: To load the model in; ``None``: as of ``Pipeline.from_pretrained``.
+        dtype: What to load the model in; ``None``: as ``Pipeline.from_pretrained`` does.
 
     Raises:
         InvalidRequestError: An option that is not one.

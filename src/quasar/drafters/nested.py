@@ -69,11 +69,11 @@ class NestedDrafter:
     """Proposes what an inner drafter and an inner verifier decode.
 
     Args:
-        drafter: Of the inner loop; another NestedDrafter makes a cascade of three levels.
-        verifier: Of the inner loop, usually of a quantized copy of the outer target. Its vocabulary may have another
-            size: ids that it lacks are shown to it as 0.
+        drafter: Drafts in the inner loop; another NestedDrafter makes a cascade of three levels.
+        verifier: Verifies in the inner loop, usually with a quantized copy of the outer target. Its vocabulary may have
+            another size: ids that it lacks are shown to it as 0.
         k, min_k, max_k, min_margin, with_probs: As of :class:`Blocks`.
-        vocab_size: Of the outer target: ids from there on are never drafted. ``None``: the inner target has no more.
+        vocab_size: V of the outer target: ids from there on are never drafted. ``None``: the inner target has no more.
         report: What a quantizer says of the inner target; ``None`` where none made it.
     """
 
@@ -107,10 +107,10 @@ class CascadeDrafter:
     It drafts once it is bound to the model. What ``bind`` returns is a :class:`NestedDrafter`.
 
     Args:
-        drafter: Of the copy: spec string, Drafter or function. It is bound to the full model too, so another
+        drafter: Drafts for the copy: spec string, Drafter or function. It is bound to the full model too, so another
             CascadeDrafter makes a cascade of three levels.
         quantizer: Spec string or Quantizer. The copy shares every tensor that quantizing does not change.
-        verifier: Of the copy: spec string, or a function from the copy to a Verifier; ``"auto"`` as for a pipeline.
+        verifier: Runs the copy: spec string, or a function from the copy to a Verifier; ``"auto"`` as for a pipeline.
         k, min_k, max_k, min_margin, with_probs: As of :class:`Blocks`.
 
     Raises:

@@ -100,7 +100,7 @@ class QuantizedCopy:
 
     Attributes:
         model: The copy, which shares every tensor: replace tensors in it, never write to them.
-        reports: Of the layers that were placed.
+        reports: One for each layer that was placed.
     """
 
     def __init__(self, model: nn.Module, kernels: KernelChooser) -> None:

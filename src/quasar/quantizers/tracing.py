@@ -33,10 +33,10 @@ class Group:
     """A producer and the linear layers that consume what it produces.
 
     Args:
-        name: Of the producer.
+        name: Name of the producer.
         producer: A norm, or a linear layer.
         consumers: By name. Empty: nothing that could be smoothed.
-        range: Of the values that entered the consumers, by channel.
+        range: Range of the values that entered the consumers, by channel.
         samples: ``[n, in]`` each: some of the inputs of the consumers, where they were asked for.
         other_consumer: What else consumes it, if anything does; then it cannot be smoothed.
     """

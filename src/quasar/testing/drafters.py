@@ -52,7 +52,7 @@ def check_drafter(
         target: What its drafts are verified by; ``None``: a random table over 40 tokens. Needed where the drafter
             knows a vocabulary.
         model: A causal LM that a drafter with ``bind`` is bound to, and its target; ``None``: a tiny random Llama.
-        examples: Of each property.
+        examples: How many examples of each property are drawn.
 
     Raises:
         ConformanceError: A rule is broken; the message says which, and how.

@@ -20,7 +20,7 @@ class TableLM:
     Args:
         seed: Chooses the table.
         levels: Logits are integers below this, so that ties occur when it is small.
-        max_length: As of any verifier.
+        max_length: The longest sequence, as any verifier has it.
     """
 
     invariance: Invariance = "bitwise"
@@ -62,7 +62,7 @@ class TableSession:
 
     Attributes:
         cached: Tokens whose keys and values a real session would hold.
-        widths: Of all verifications so far.
+        widths: Widths of all verifications so far.
         rollbacks: How often a step kept less than was verified.
     """
 

@@ -90,7 +90,7 @@ def tiny(
 
     Args:
         attention: Implementation; ``None``: the first that the family offers.
-        options: For the configuration.
+        options: Go into the configuration.
     """
     kind = FAMILIES[family]
     config = getattr(transformers, kind.config)(**{**_COMMON, **kind.options, **options})

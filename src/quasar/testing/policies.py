@@ -49,7 +49,7 @@ def check_policy(policy: str | AcceptancePolicy, *, examples: int = 100) -> None
 
     Args:
         policy: Spec string or AcceptancePolicy.
-        examples: Of each property.
+        examples: How many examples of each property are drawn.
 
     Raises:
         ConformanceError: A rule is broken; the message says which, and how.

@@ -16,7 +16,7 @@ def hidden_states_of(needs: Collection[str], n_layers: int, who: str) -> dict[st
 
     Args:
         needs: Names of features, ``"hidden:INDEX"``.
-        n_layers: Of the model.
+        n_layers: How many layers the model has.
         who: The verifier, for the message.
 
     Raises:

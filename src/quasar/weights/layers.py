@@ -41,10 +41,10 @@ class LayerReport:
     """What became of one layer.
 
     Args:
-        name: Of the module.
+        name: Name of the module.
         shape: ``(out, in)``.
-        bits: Of a weight.
-        nbytes: Of integers, scales and zero points together; a kernel may hold more.
+        bits: Bits of a weight.
+        nbytes: Bytes of integers, scales and zero points together; a kernel may hold more.
         kernel: What executes it.
         error: Size of the change of the weight as a share of its own (Frobenius norms), after smoothing; ``None``
             where the full weight is not known.

@@ -37,8 +37,8 @@ class BlockFormat:
     """One type of block.
 
     Args:
-        bits: Of an integer.
-        nbytes: Of a block.
+        bits: Bits of an integer.
+        nbytes: Bytes of a block.
         unpack: Takes ``[n, nbytes]`` uint8 apart.
     """
 
@@ -53,7 +53,7 @@ def record_of(rows: Tensor, type_name: str, activations: ActivationScheme = "non
     Args:
         rows: ``[out, bytes of a row]`` uint8, as the file has them.
         type_name: Key of :data:`BLOCK_FORMATS`.
-        activations: For the record.
+        activations: How the record rounds its inputs.
 
     Returns:
         Integers lie in −2^(bits−1) … 2^(bits−1)−1. A group whose scale is zero is stored as integers of zero with the

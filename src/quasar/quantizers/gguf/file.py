@@ -28,9 +28,9 @@ class Stored:
     """A weight as the file has it.
 
     Args:
-        name: Of the tensor in the file.
+        name: Name of the tensor in the file.
         type_name: ``"Q4_0"``, ``"F16"``, …
-        shape: Of the weight that it stands for.
+        shape: Shape of the weight that it stands for.
         raw: What is stored, mapped into memory and not read yet; for a type of blocks ``[out, bytes of a row]`` uint8.
     """
 
@@ -44,8 +44,8 @@ class GgufFile:
     """The tensors of a file, by the layers of a model.
 
     Args:
-        path: Of the file.
-        model: Of the architecture that is in the file.
+        path: Where the file is.
+        model: A model of the architecture that is in the file.
 
     Raises:
         InvalidRequestError: There is no such file, or it is no GGUF file.

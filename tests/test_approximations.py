@@ -33,7 +33,7 @@ class Approximate(CausalLMVerifier):
 
         def verify(draft):
             verification = plain(draft)
-            noise = torch.linspace(-self.size, self.size, self.vocab_size).roll(7)
+            noise = torch.linspace(-self.size, self.size, self.vocab_size, dtype=torch.float32, device="cpu").roll(7)
             return Verification(verification.logits + noise, verification.features)
 
         session.verify = verify

@@ -600,6 +600,6 @@ def test_weights_of_another_name_are_named(tmp_path, halved):
     write_halved(tmp_path, tiny("llama"))
     (tmp_path / "model.safetensors").rename(tmp_path / "gptq_model-4bit.safetensors")
     with pytest.raises(
-        CheckpointError, match=r"no file .*model\.safetensors; beside it is gptq_model-4bit\.safetensors"
+        CheckpointError, match=r"no file .*model\.safetensors; beside it there is gptq_model-4bit\.safetensors"
     ):
         load_model(str(tmp_path))

@@ -13,7 +13,7 @@ from quasar.pipeline.prompts import encode_prompt
 from quasar.registry.registry import default_registry
 from quasar.testing.fakes import scripted
 from quasar.types import Draft
-from quasar.verifiers import causal_lm
+from quasar.verifiers import causal_lm_session
 
 pytestmark = pytest.mark.real_model
 
@@ -161,7 +161,7 @@ def test_hidden_states_of_the_quantized_model_are_bit_identical_for_every_width(
 def test_without_attention_by_rows_the_width_would_change_them(targets, text_ids, monkeypatch):
     """By more than a last bit: int8 activations turn it into whole rounding steps."""
     verifier = targets["w8a8"].verifier
-    monkeypatch.setattr(causal_lm, "attending_by_rows", contextlib.nullcontext)
+    monkeypatch.setattr(causal_lm_session, "attending_by_rows", contextlib.nullcontext)
     difference = (hidden_states(verifier, text_ids, 16) - hidden_states(verifier, text_ids, 1)).abs().max()
     assert difference > 1e-3
 

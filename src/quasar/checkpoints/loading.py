@@ -121,10 +121,11 @@ def _empty_model(folder: Path, dtype: torch.dtype | None, attention: str | None)
 
 def _ignored_names(model: nn.Module) -> Callable[[str], bool]:
     """Which names transformers leaves out on purpose where it loads such a model, or a part of it."""
+    # Of the classes: the objects have those of their parts too, where they would be taken for names of the whole.
     patterns = [
         (f"{place}." if place else "", re.compile(pattern))
         for place, part in model.named_modules()
-        for pattern in getattr(part, "_keys_to_ignore_on_load_unexpected", None) or ()
+        for pattern in getattr(type(part), "_keys_to_ignore_on_load_unexpected", None) or ()
     ]
 
     def ignored(name: str) -> bool:

@@ -114,7 +114,7 @@ def test_a_model_that_was_changed_is_not_taken_for_its_architecture(change):
     model = tiny("llama")
     change(model)
     with pytest.raises(UnsupportedModelError, match=CHANGES[change]):
-        Architecture(model, 1, "portable")
+        Architecture(model, "portable")
 
 
 @pytest.mark.parametrize("change", [doubled, with_a_hook, with_an_epsilon], ids=lambda change: change.__name__)
@@ -145,7 +145,7 @@ def test_hidden_states_that_were_once_looked_at_change_nothing():
 def test_options_that_the_engine_does_not_have_are_a_reason(family, options, reason):
     """The message names the option."""
     with pytest.raises(UnsupportedModelError, match=reason):
-        Architecture(tiny(family, **options), 1, "portable")
+        Architecture(tiny(family, **options), "portable")
 
 
 @pytest.mark.parametrize(

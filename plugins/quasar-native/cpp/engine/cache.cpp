@@ -1,9 +1,17 @@
 #include "cache.hpp"
 
+#include <algorithm>
+
 namespace quasar {
 
-Cache::Cache(CacheType type, int64_t layers, int64_t heads, int64_t head_dim)
-    : layout_(type, head_dim), layers_(layers), heads_(heads) {}
+Cache::Cache(const Model& model, CacheFormat format)
+    : layout_(format, model.head_dim), layers_(model.n_layers()), heads_(model.key_value_heads) {}
+
+bool Cache::fits(const Model& model) const {
+  return layers_ == model.n_layers() && heads_ == model.key_value_heads && layout_.head_dim == model.head_dim;
+}
+
+void Cache::truncate(int64_t length) { length_ = std::clamp<int64_t>(length, 0, length_); }
 
 void Cache::reserve(int64_t length) {
   while (static_cast<int64_t>(blocks_.size()) * kBlockPositions < length) {

@@ -5,14 +5,27 @@
 #include <cstdint>
 #include <vector>
 
-#include "buffer.hpp"
-#include "row_kernels.hpp"
+#include "cache_formats.hpp"
+#include "memory/buffer.hpp"
+#include "model.hpp"
 
 namespace quasar {
 
 class Cache {
  public:
-  Cache(CacheType type, int64_t layers, int64_t heads, int64_t head_dim);
+  Cache(const Model& model, CacheFormat format);
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+  // Whether its keys and values have the sizes of the model's.
+  bool fits(const Model& model) const;
+
+  // Positions whose keys and values are in it.
+  int64_t length() const { return length_; }
+  // Forgets all positions from `length` on.
+  void truncate(int64_t length);
+  // Those up to `length` have been written.
+  void advance(int64_t length) { length_ = length; }
 
   // Room for positions 0..length-1. Throws std::bad_alloc and then keeps what there is.
   void reserve(int64_t length);
@@ -27,6 +40,7 @@ class Cache {
  private:
   HeadLayout layout_;
   int64_t layers_, heads_;
+  int64_t length_ = 0;
   std::vector<Buffer<std::byte>> blocks_;
   std::vector<const std::byte*> pointers_;
 };

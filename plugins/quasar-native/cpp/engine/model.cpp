@@ -27,17 +27,18 @@ int64_t bytes_of(const Projection& projection) {
 }
 
 void check_layer(const Model& model, const Layer& layer) {
-  const int64_t queries = model.heads * model.head_dim, keys = model.key_value_heads * model.head_dim;
+  const int64_t queries = model.query_columns();
   expect_vector(layer.input_norm, model.hidden, "input norm");
   expect_vector(layer.pre_mlp_norm, model.hidden, "norm before the MLP");
   if (!layer.post_attention_norm.empty()) expect_vector(layer.post_attention_norm, model.hidden, "attention norm");
   if (!layer.post_mlp_norm.empty()) expect_vector(layer.post_mlp_norm, model.hidden, "norm behind the MLP");
   if (!layer.query_norm.empty()) expect_vector(layer.query_norm, model.head_dim, "query norm");
   if (!layer.key_norm.empty()) expect_vector(layer.key_norm, model.head_dim, "key norm");
-  expect_projection(layer.qkv, model.hidden, queries + 2 * keys, "q/k/v projection");
+  expect_projection(layer.qkv, model.hidden, model.qkv_columns(), "q/k/v projection");
   expect_projection(layer.attention_out, queries, model.hidden, "attention's output projection");
   expect_projection(layer.gate_up, model.hidden, 2 * model.intermediate, "gate/up projection");
   expect_projection(layer.down, model.intermediate, model.hidden, "down projection");
+  expect(layer.window >= 0, "window");
   expect(layer.rope >= -1 && layer.rope < static_cast<int>(model.ropes.size()), "rotary embedding");
 }
 

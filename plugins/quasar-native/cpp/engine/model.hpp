@@ -1,15 +1,13 @@
-// A decoder-only transformer as data: what its layers compute and with which weights. Immutable once it is built.
+// A decoder-only transformer as data: what its layers compute and with which weights. Whoever computes with one has it
+// as a constant.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <utility>
 #include <vector>
 
-#include "linear.hpp"
-#include "row_kernels.hpp"
-#include "workspace.hpp"
+#include "products/linear.hpp"
+#include "rows/kernels.hpp"
 
 namespace quasar {
 
@@ -56,18 +54,13 @@ struct Model {
   Vector final_norm;
   Projection head;
 
-  Model(std::shared_ptr<ThreadPool> threads, const RowKernels& kernels) : pool(std::move(threads)), kernels(kernels) {}
-
   // Throws std::invalid_argument where sizes do not fit each other.
   void check() const;
   int64_t bytes() const;  // that one forward reads of all weights
 
-  const std::shared_ptr<ThreadPool> pool;
-  const RowKernels& kernels;
-
-  // One forward at a time: its scratch memory is the model's.
-  mutable std::mutex busy;
-  mutable Workspace workspace;
+  int64_t n_layers() const { return static_cast<int64_t>(layers.size()); }
+  int64_t query_columns() const { return heads * head_dim; }
+  int64_t qkv_columns() const { return (heads + 2 * key_value_heads) * head_dim; }
 };
 
 }  // namespace quasar

@@ -12,7 +12,6 @@ from quasar.errors import UnsupportedModelError
 from quasar.verifiers.context import chosen_length
 from quasar_native import _native
 from quasar_native.families import family_of
-from quasar_native.kernel import pool_of
 from quasar_native.weights import Weights
 
 _ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUTanh": "gelu_tanh"}
@@ -24,7 +23,7 @@ class Architecture:
     """A model of the engine, made of a transformers model.
 
     Attributes:
-        engine: The compiled model. It borrows the embedding, and holds the other weights packed.
+        model: The compiled model. It borrows the embedding, and holds the other weights packed.
         formats: How many products there are of each format.
         windows: Lengths of the sliding windows that its layers have.
 
@@ -32,42 +31,42 @@ class Architecture:
         UnsupportedModelError: The engine does not compute what this model computes; the message says why.
     """
 
-    def __init__(self, model: PreTrainedModel, threads: int, instructions: str, max_length: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, instructions: str, max_length: int | None = None) -> None:
         self._family = family_of(model)
         self._config: Any = model.config
         self._weights = Weights(instructions)
         self.windows: set[int] = set()
-        self.engine = _native.Model(pool_of(threads), instructions)
+        self._builder = _native.ModelBuilder()
         decoder: Any = model.model
         self._set_sizes(decoder)
-        self.engine.max_length = chosen_length(model, max_length) or 0
+        self._builder.max_length = chosen_length(model, max_length) or 0
         self._set_embedding(decoder.embed_tokens)
         ropes = self._add_ropes(decoder.rotary_emb)
         for index, layer in enumerate(decoder.layers):
             self._add_layer(index, layer, ropes)
-        self.engine.set_final_norm(self._norm(decoder.norm))
-        self.engine.set_head(*self._weights.projection([("lm_head", model.lm_head)]))
+        self._builder.set_final_norm(self._norm(decoder.norm))
+        self._builder.set_head(*self._weights.projection([("lm_head", model.lm_head)]))
         try:
-            self.engine.check()
+            self.model = self._builder.build()
         except ValueError as error:
             raise UnsupportedModelError(str(error)) from error
         self.formats = dict(self._weights.formats)
 
     def _set_sizes(self, decoder: Any) -> None:
-        engine, config = self.engine, self._config
-        engine.vocab, engine.hidden = decoder.embed_tokens.weight.shape
-        engine.intermediate, engine.heads = config.intermediate_size, config.num_attention_heads
-        engine.key_value_heads = config.num_key_value_heads
+        builder, config = self._builder, self._config
+        builder.vocab, builder.hidden = decoder.embed_tokens.weight.shape
+        builder.intermediate, builder.heads = config.intermediate_size, config.num_attention_heads
+        builder.key_value_heads = config.num_key_value_heads
         attention = decoder.layers[0].self_attn
-        engine.head_dim, engine.attention_scaling = attention.head_dim, attention.scaling
-        engine.epsilon = config.rms_norm_eps
-        engine.logit_soft_cap = getattr(config, "final_logit_softcapping", None) or 0.0
+        builder.head_dim, builder.attention_scaling = attention.head_dim, attention.scaling
+        builder.epsilon = config.rms_norm_eps
+        builder.logit_soft_cap = getattr(config, "final_logit_softcapping", None) or 0.0
         if self._family.attention_soft_cap:
-            engine.attention_soft_cap = attention.attn_logit_softcapping or 0.0
+            builder.attention_soft_cap = attention.attn_logit_softcapping or 0.0
         activation = type(decoder.layers[0].mlp.act_fn).__name__
         if activation not in _ACTIVATIONS:
             raise UnsupportedModelError(f"the activation of its MLP is {activation}")
-        engine.set_activation(_ACTIVATIONS[activation])
+        builder.set_activation(_ACTIVATIONS[activation])
         if getattr(config, "use_bidirectional_attention", False):
             raise UnsupportedModelError("its attention is bidirectional")
 
@@ -75,9 +74,9 @@ class Architecture:
         weight: Tensor = embedding.weight.detach().contiguous()
         scale = float(embedding.embed_scale.to(weight.dtype)) if self._family.gemma else 1.0
         if weight.dtype == torch.bfloat16:
-            self.engine.set_bfloat16_embedding(weight.view(torch.int16), scale)
+            self._builder.set_bfloat16_embedding(weight.view(torch.int16), scale)
         else:
-            self.engine.set_embedding(weight.float(), scale)
+            self._builder.set_embedding(weight.float(), scale)
 
     def _add_ropes(self, rotary: Any) -> dict[str, int]:
         """Index of the rotary embedding of each type of layer; ``""`` where all layers share one."""
@@ -95,7 +94,7 @@ class Architecture:
             raise UnsupportedModelError(
                 f"its rotary embedding is of type {rope_type!r}, whose frequencies may depend on the length"
             )
-        return self.engine.add_rope(frequencies.float().contiguous(), scaling)
+        return self._builder.add_rope(frequencies.float().contiguous(), scaling)
 
     def _add_layer(self, index: int, module: Any, ropes: dict[str, int]) -> None:
         layer, attention, mlp = _native.Layer(), module.self_attn, module.mlp
@@ -111,7 +110,7 @@ class Architecture:
             (layer.set_down, mlp, ("down_proj",)),
         ):
             put(*self._weights.projection([(f"{name}.{part}", getattr(parent, part)) for part in parts]))
-        self.engine.add_layer(layer)
+        self._builder.add_layer(layer)
 
     def _kind(self, index: int) -> str:
         return self._config.layer_types[index] if self._family.windows == "layers" else ""

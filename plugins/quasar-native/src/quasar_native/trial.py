@@ -24,7 +24,9 @@ Where activations are rounded to integers, or computed in 16 bits by the model, 
 """
 
 
-def check_agrees(engine: _native.Model, model: PreTrainedModel, windows: Iterable[int]) -> None:
+def check_agrees(
+    engine: _native.Engine, compiled: _native.Model, model: PreTrainedModel, windows: Iterable[int]
+) -> None:
     """Compare logits of all positions of a random prompt, which is longer than the ``windows`` that are short.
 
     Raises:
@@ -32,14 +34,15 @@ def check_agrees(engine: _native.Model, model: PreTrainedModel, windows: Iterabl
         NumericalError: The model's own are not finite.
     """
     length = max([_LENGTH, *(window + 4 for window in windows if window + 4 <= _MOST)])
-    length = min(length, engine.max_length or length)
+    length = min(length, compiled.max_length or length)
     generator = torch.Generator().manual_seed(0)
-    token_ids = torch.randint(engine.vocab, (length,), device="cpu", generator=generator)
+    token_ids = torch.randint(compiled.vocab, (length,), device="cpu", generator=generator)
     expected = _logits_of(model, token_ids)
     if not torch.isfinite(expected).all():
         raise NumericalError(f"{type(model).__name__}: its logits are not finite (non-finite weights, or an overflow)")
-    found = torch.empty(length, engine.vocab, dtype=torch.float32, device="cpu")
-    _native.Session(engine, "float32").forward(token_ids.int(), found)
+    found = torch.empty((length, compiled.vocab), dtype=torch.float32, device="cpu")
+    segment = _native.Segment(_native.Cache(compiled, "float32"), token_ids.int(), n_logits=length)
+    engine.forward(compiled, [segment], found)
     difference = float((found - expected).square().mean().sqrt() / expected.std().clamp_min(1e-30))
     allowed = _tolerance(model)
     if not difference <= allowed:

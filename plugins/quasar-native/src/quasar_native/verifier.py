@@ -13,15 +13,14 @@ from quasar.options import choice, integer, optional
 from quasar.protocols import Invariance, Verifier, VerifySession
 from quasar.verifiers.cache import check_can_roll_back
 from quasar.verifiers.causal_lm import CausalLMVerifier
+from quasar.verifiers.features import hidden_states_of
 from quasar.verifiers.session import checked_prompt
 from quasar.weights.layers import check_loaded
 from quasar_native import _native
 from quasar_native.architecture import Architecture
-from quasar_native.kernel import checked_instructions, checked_threads
+from quasar_native.kernel import checked_instructions, checked_threads, pool_of
 from quasar_native.session import NativeSession
 from quasar_native.trial import check_agrees
-
-_CACHES = ("float32", "bfloat16", "int8")
 
 
 class NativeVerifier:
@@ -66,13 +65,14 @@ class NativeVerifier:
         check_loaded(model)
         self._cache, self._instructions = cache, checked_instructions(instructions)
         n_threads = checked_threads(threads)
-        self._engine: _native.Model | None = None
+        self._engine = _native.Engine(pool_of(n_threads), self._instructions)
+        self._compiled: _native.Model | None = None
         self._fallback: CausalLMVerifier | None = None
         self._description: dict[str, Any] = {}
         check_can_roll_back(model)
         try:
-            architecture = Architecture(model, n_threads, self._instructions, max_length)
-            check_agrees(architecture.engine, model, architecture.windows)
+            architecture = Architecture(model, self._instructions, max_length)
+            check_agrees(self._engine, architecture.model, model, architecture.windows)
         except UnsupportedModelError as error:
             self._fall_back(model, str(error), max_length)
         else:
@@ -87,25 +87,25 @@ class NativeVerifier:
         max_length: int | None = None,
     ) -> None:
         """Refuse what no model could be run with on this machine."""
-        choice(*_CACHES).check("cache", cache, who="native")
+        choice(*_native.cache_formats()).check("cache", cache, who="native")
         optional(integer(at_least=1)).check("max_length", max_length, who="native")
         checked_instructions(instructions)
         checked_threads(threads)
 
     def _use(self, architecture: Architecture, model: PreTrainedModel) -> None:
-        engine = self._engine = architecture.engine
-        self.vocab_size: int = engine.vocab
-        self.max_length: int | None = engine.max_length or None
+        compiled = self._compiled = architecture.model
+        self.vocab_size: int = compiled.vocab
+        self.max_length: int | None = compiled.max_length or None
         self.invariance: Invariance = "bitwise"
         self.approximations: tuple[str, ...] = self._approximations(model)
         self._description = {
             "engine": "native",
             "context": self.max_length,
-            "threads": engine.threads,
+            "threads": self._engine.threads,
             "cache": self._cache,
             "instructions": self._instructions,
             "products": architecture.formats,
-            "bytes_per_forward": engine.bytes(),
+            "bytes_per_forward": compiled.nbytes,
         }
 
     def _approximations(self, model: PreTrainedModel) -> tuple[str, ...]:
@@ -134,13 +134,10 @@ class NativeVerifier:
         """
         if self._fallback is not None:
             return self._fallback.start(prompt_ids, needs)
-        if unknown := needs - {"hidden:-1"}:
-            raise UnsupportedModelError(
-                f"the drafter needs {', '.join(sorted(unknown))}; native has 'hidden:-1', causal_lm others too"
-            )
-        assert self._engine is not None
+        assert self._compiled is not None
+        features = hidden_states_of(needs, self._compiled.layers, "native")
         prompt = checked_prompt(prompt_ids, self.vocab_size, self.max_length)
-        return NativeSession(self._engine, self._cache, prompt, needs)
+        return NativeSession(self._engine, self._compiled, self._cache, prompt, features)
 
     def strict(self) -> Verifier:
         """A verifier whose logits are bit-identical at any width: this one, unless transformers runs the model."""

@@ -771,7 +771,7 @@ def test_sampling_gives_the_target_s_own_tokens_with_the_same_seed(drafter, sett
         for other in (stream.result, pipe.generate_ids(PROMPT_IDS, **asked), pipe.reference(PROMPT, **asked)):
             assert content(other) == content(result)
         assert result.guarantee.startswith(
-            f"full: the tokens equal those of the target decoded alone, with the same seed ({seed})"
+            f"target: the tokens equal those of the verifier's target decoded alone, with the same seed ({seed})"
         )
         outputs.add(result.token_ids)
     assert len(outputs) > 1
@@ -834,10 +834,10 @@ def test_a_policy_that_is_exact_in_distribution_claims_that_and_no_more(policy):
     pipe = toy_pipeline(policy=policy, target_name="the toy")
     asked = {"max_new_tokens": 25, "seed": 1}
     greedy = pipe.generate(PROMPT, **asked)
-    assert greedy.guarantee.startswith("full: the tokens equal those of the toy decoded alone, greedily")
+    assert greedy.guarantee.startswith("target: the tokens equal those of the toy decoded alone, greedily")
     assert greedy.token_ids == pipe.reference(PROMPT, **asked).token_ids
     sampled = [pipe.generate(PROMPT, temperature=40, max_new_tokens=25, seed=seed) for seed in range(5)]
-    claim = "full: the tokens are distributed as those of the toy sampled alone"
+    claim = "target: the tokens are distributed as those of the toy sampled alone"
     assert all(result.guarantee.startswith(claim) for result in sampled)
     own = [pipe.reference(PROMPT, temperature=40, max_new_tokens=25, seed=seed) for seed in range(5)]
     assert [result.token_ids for result in sampled] != [result.token_ids for result in own]

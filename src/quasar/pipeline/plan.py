@@ -22,7 +22,7 @@ from quasar.quantizers.none import NoQuantizer
 from quasar.registry.registry import AUTO, default_registry
 from quasar.timings import timed
 from quasar.types import ExactTo, Quantized
-from quasar.weights.layers import check_has_values
+from quasar.weights.layers import check_loaded
 from quasar.weights.linear import quantized_layers
 
 DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
@@ -149,7 +149,7 @@ class Plan:
 
         Called on a plan that is :meth:`fitted_to` the model.
         """
-        check_has_values(model)
+        check_loaded(model)
         calibration = self.calibration_for(model, tokenizer)
         drafter = bind_drafter(self.drafter, model, tokenizer, calibration)  # first, for it may refuse the model
         if self.exact_to == "full":

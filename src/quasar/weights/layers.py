@@ -204,16 +204,6 @@ def replace_module(model: nn.Module, name: str, replacement: nn.Module) -> None:
         setattr(model.get_submodule(parent), child, replacement)
 
 
-def check_has_values(model: nn.Module) -> None:
-    """Raise :class:`UnsupportedModelError` naming a parameter that is on the device ``meta``: it has only a shape."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} has no weights: {name} is on the device 'meta'; load the model onto a device "
-                "that holds them, as from_pretrained does"
-            )
-
-
 def check_finite(layer: Layer) -> None:
     """Raise :class:`NumericalError` naming the tensor where a weight or bias is NaN or infinite."""
     for name, tensor in (("weight", layer.weight), ("bias", layer.bias)):

@@ -16,7 +16,7 @@ from quasar.loop.stats import DecodeStats
 from quasar.loop.stopping import Stopping
 from quasar.policies.coupled import CoupledPolicy
 from quasar.types import Draft, Verification
-from quasar.weights.products import product_in_blocks
+from quasar.weights.products import product_in_panels
 from quasar.weights.record import QuantizedWeight, quantize_symmetric
 
 
@@ -43,7 +43,7 @@ def bench_linear(benchmark, kernel, width):
 
 
 @pytest.mark.parametrize("rows", [1, 4, 6, 16])
-@pytest.mark.parametrize("product", [torch.nn.functional.linear, product_in_blocks])
+@pytest.mark.parametrize("product", [torch.nn.functional.linear, product_in_panels])
 def bench_a_product_of_few_rows(benchmark, product, rows):
     """SmolLM2's output head in float32: as a linear layer computes it, and in blocks with the weight first."""
     generator = torch.Generator().manual_seed(0)

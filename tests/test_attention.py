@@ -33,14 +33,14 @@ def verifier_of(family: str, implementation: str) -> CausalLMVerifier:
 
 
 def hidden_states(verifier: CausalLMVerifier, context: int, width: int, n: int = N) -> torch.Tensor:
-    """``[n, D]`` last hidden states (before the output head) of n positions, computed in blocks of ``width``."""
+    """``[n, D]`` last hidden states (before the output head) of n positions, computed ``width`` at a time."""
     prompt, tokens = random_prompt(context), random_prompt(n, seed=5)
     session = verifier.start(prompt, frozenset({"hidden:-1"}))
     rows = []
     for begin in range(0, n, width):
-        block = tokens[begin : begin + width]
-        rows.append(session.verify(Draft(block[: min(width, n - begin) - 1])).features["hidden:-1"])
-        session.commit(block)
+        window = tokens[begin : begin + width]
+        rows.append(session.verify(Draft(window[: min(width, n - begin) - 1])).features["hidden:-1"])
+        session.commit(window)
     return torch.cat(rows)
 
 
@@ -86,7 +86,7 @@ def test_each_row_is_computed_over_the_keys_up_to_its_own_and_no_others():
             assert (others[i:] != logits[i:]).any(dim=1).all()
 
 
-def test_the_mode_ends_with_its_block_also_after_an_error():
+def test_the_mode_ends_with_its_statement_also_after_an_error():
     """A failing forward must not leave later ones in row mode."""
     with pytest.raises(ZeroDivisionError), attending_by_rows():
         raise ZeroDivisionError
@@ -98,7 +98,7 @@ def test_the_mode_ends_with_its_block_also_after_an_error():
 
 
 def test_two_threads_at_once_keep_their_own_mode():
-    """One thread verifies by rows while another computes a whole block with the same model."""
+    """One thread verifies by rows while another computes a whole draft with the same model."""
     model, token_ids = tiny("llama"), random_prompt(5)
     assert use_row_attention(model)
     with attending_by_rows():

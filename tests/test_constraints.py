@@ -100,7 +100,7 @@ class Watched:
 
     def __init__(self, case: Case, own: list[int]) -> None:
         self._case, self._own, self._n, self._turn = case, own, 0, iter(range(10**9))
-        self.in_mid_block = 0
+        self.in_mid_draft = 0
 
     def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
         self._n = len(token_ids)
@@ -112,7 +112,7 @@ class Watched:
         """A row without a choice follows a forbidden token: is it the second of its draft or a later one?"""
 
         def watch(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            self.in_mid_block += bool(scores.amax() == -float("inf")) and input_ids.shape[1] >= self._n + 2
+            self.in_mid_draft += bool(scores.amax() == -float("inf")) and input_ids.shape[1] >= self._n + 2
             return scores
 
         return watch  # no method: a deep copy of one would copy the object, and count there
@@ -134,7 +134,7 @@ def speculative(case: Case, constraint: object, own: list[int], sampling: Sampli
     seen = {
         "accepted": stats.accepted_tokens > 0,
         "rejected": stats.accepted_tokens < stats.drafted_tokens,
-        "forbidden in mid-block": watched.in_mid_block > 0,
+        "forbidden in mid-draft": watched.in_mid_draft > 0,
     }
     return tokens_of(emissions), Counter({name: int(value) for name, value in seen.items()})
 
@@ -159,7 +159,7 @@ def test_constrained_output_is_that_of_plain_decoding_and_fits(kind, temperature
         seen.update(events + Counter(complete=int(EOS in own), changed=int(own != reference(case, [], sampling))))
 
     check()
-    expected = ("accepted", "rejected", "forbidden in mid-block", "complete", "changed")
+    expected = ("accepted", "rejected", "forbidden in mid-draft", "complete", "changed")
     assert min(seen[event] for event in expected) >= 5, seen
 
 

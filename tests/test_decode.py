@@ -132,14 +132,14 @@ def test_any_drafter_gives_the_tokens_of_plain_decoding():
         assert all(emission.finish_reason is None for emission in emissions[:-1])
         assert stats.emitted_tokens == len(tokens_of(emissions)) == stats.accepted_tokens + stats.steps - _cut(stats)
         (session,) = target.sessions
-        block = len(emissions[-1].token_ids)
+        emitted = len(emissions[-1].token_ids)
         seen["several tokens accepted at once"] += any(len(e.token_ids) > 2 for e in emissions)
         seen["rollback"] += session.rollbacks > 0
         seen["draft of 16"] += max(session.widths) == 17
         seen["empty draft"] += 1 in session.widths[:-1]
         for reason in ("eos", "stop", "length"):
-            ends_inside = emissions[-1].finish_reason == reason and block > 1 and session.widths[-1] > block
-            seen[f"{reason} in the middle of a block"] += ends_inside
+            ends_inside = emissions[-1].finish_reason == reason and emitted > 1 and session.widths[-1] > emitted
+            seen[f"{reason} in the middle of a draft"] += ends_inside
         seen["eos, but not at once"] += emissions[-1].finish_reason == "eos" and len(emissions) > 2
 
     check()
@@ -148,8 +148,8 @@ def test_any_drafter_gives_the_tokens_of_plain_decoding():
         "rollback",
         "draft of 16",
         "empty draft",
-        "eos in the middle of a block",
-        "stop in the middle of a block",
+        "eos in the middle of a draft",
+        "stop in the middle of a draft",
         "eos, but not at once",
     ):
         assert seen[event] >= 3, (event, seen)
@@ -228,8 +228,8 @@ def test_ngram_and_empty_drafters_are_lossless_too():
 
 
 @pytest.mark.parametrize("eos_at", range(16))
-def test_an_eos_anywhere_in_a_block_is_the_last_token(eos_at):
-    """Wherever in an accepted block the EOS falls, it is emitted once and nothing after it."""
+def test_an_eos_anywhere_in_a_draft_is_the_last_token(eos_at):
+    """Wherever in an accepted draft the EOS falls, it is emitted once and nothing after it."""
     target = TableLM(1000, seed=11)
     output = target.greedy((1, 2), 40)
     eos = output[eos_at]
@@ -292,7 +292,7 @@ PLANTED_BUGS = {
     "accepts one token too many": lambda case: {"policy": AcceptsOneTooMany()},
     "bonus token from the row before": lambda case: {"policy": BonusFromTheRowBefore()},
     "ties go to the highest id": lambda case: {"policy": TiesToTheHighestId()},
-    "stops are looked for at the end of a block only": lambda case: {
+    "stops are looked for at the end of a draft only": lambda case: {
         "stopping": stopping_of(case, LooksAtTheLastTokenOnly)
     },
     "a rejected token stays cached": lambda case: {

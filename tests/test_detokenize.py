@@ -17,13 +17,13 @@ from quasar.testing.running import examples
 BYTE_PIECES = [b"a", b" b", b"\xe2", b"\x82", b"\xac", b"\xf0\x9f", b"\x91\x8d", b"\xff", b"\xe6\x97\xa5\xe6", b""]
 
 
-def streamed(tokenizer, blocks, stop=()):
-    """The chunks that a stream emits for blocks of tokens, and the text that is left when it ends."""
+def streamed(tokenizer, pieces, stop=()):
+    """The chunks that a stream emits for pieces of tokens, and the text that is left when it ends."""
     text = IncrementalText(tokenizer)
     stopping = Stopping(10**6, stop=stop, text=text)
     stream, chunks = TextStream(text, stop), []
-    for block in blocks:
-        emission = stopping.truncate(block)
+    for piece in pieces:
+        emission = stopping.truncate(piece)
         if emission.finish_reason is not None:
             break
         chunks.append(stream.advance())
@@ -55,32 +55,32 @@ EURO = {"byte level": [2, 3, 4], "byte fallback": [5, 6, 7]}
 
 
 @st.composite
-def blocks_of(draw: st.DrawFn, kind: str) -> list[list[int]]:
-    """Tokens, some of them a euro sign in three, cut into blocks anywhere; e.g. ``[[0, 2], [3], [4, 7]]``."""
+def pieces_of(draw: st.DrawFn, kind: str) -> list[list[int]]:
+    """Tokens, some of them a euro sign in three, cut into pieces anywhere; e.g. ``[[0, 2], [3], [4, 7]]``."""
     parts = draw(st.lists(st.lists(st.integers(0, SIZES[kind] - 1), max_size=4) | st.just(EURO[kind]), max_size=8))
     token_ids = [token_id for part in parts for token_id in part]
     cuts = sorted(draw(st.sets(st.integers(1, max(1, len(token_ids) - 1)))))
-    blocks = [token_ids[i:j] for i, j in zip([0, *cuts], [*cuts, len(token_ids)], strict=True)]
-    return [block for block in blocks if block]
+    pieces = [token_ids[i:j] for i, j in zip([0, *cuts], [*cuts, len(token_ids)], strict=True)]
+    return [piece for piece in pieces if piece]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_the_chunks_add_up_to_the_decoded_text_for_any_tokens_and_any_cuts(kind):
     """Valid or not, whole characters or not: the concatenation is what decoding all tokens at once gives."""
     tokenizer = TOKENIZERS[kind]
-    seen = {"character across blocks": 0, "invalid bytes": 0}
+    seen = {"character across pieces": 0, "invalid bytes": 0}
 
     @examples(150)
-    @given(blocks_of(kind))
-    def check(blocks):
-        whole = decode_tokens(tokenizer, [token_id for block in blocks for token_id in block])
-        chunks = streamed(tokenizer, blocks)
+    @given(pieces_of(kind))
+    def check(pieces):
+        whole = decode_tokens(tokenizer, [token_id for piece in pieces for token_id in piece])
+        chunks = streamed(tokenizer, pieces)
         assert "".join(chunks) == whole
         assert sum(chunk.count("\ufffd") for chunk in chunks) == whole.count("\ufffd")
         seen["invalid bytes"] += "\ufffd" in whole
-        for i in range(1, len(blocks)):
-            head = decode_tokens(tokenizer, [token_id for block in blocks[:i] for token_id in block])
-            seen["character across blocks"] += head.endswith("\ufffd") and not whole.startswith(head)
+        for i in range(1, len(pieces)):
+            head = decode_tokens(tokenizer, [token_id for piece in pieces[:i] for token_id in piece])
+            seen["character across pieces"] += head.endswith("\ufffd") and not whole.startswith(head)
 
     check()
     assert min(seen.values()) >= 5, seen
@@ -95,7 +95,7 @@ def test_invalid_bytes_do_not_stall_the_stream(kind):
     assert chunks[1:4] == ["\ufffda", "a", "a"]
 
 
-def test_a_stop_string_never_shows_whatever_the_blocks():
+def test_a_stop_string_never_shows_whatever_the_pieces():
     """The text ends before the earliest stop string, and no chunk lets a part of it out."""
     tokenizer = ByteTokenizer([b"a", b"b", b"ab", b"\xe2\x82", b"\xac", b"aa", b"c"])
     seen = {"stopped": 0, "held back": 0}
@@ -105,17 +105,17 @@ def test_a_stop_string_never_shows_whatever_the_blocks():
         st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=8),
         st.lists(st.text("abc€", min_size=1, max_size=4), min_size=1, max_size=3),
     )
-    def check(blocks, stop):
-        token_ids = [token_id for block in blocks for token_id in block]
+    def check(pieces, stop):
+        token_ids = [token_id for piece in pieces for token_id in piece]
         whole = decode_tokens(tokenizer, token_ids)
         # The token that first completes a stop string decides; of those that it completes, the one that begins first.
         prefixes = (decode_tokens(tokenizer, token_ids[: n + 1]) for n in range(len(token_ids)))
         ends = [[text.find(string) for string in stop if string in text] for text in prefixes]
         expected = next((whole[: min(found)] for found in ends if found), whole)
-        chunks = streamed(tokenizer, blocks, stop)
+        chunks = streamed(tokenizer, pieces, stop)
         assert "".join(chunks) == expected
         seen["stopped"] += expected != whole
-        seen["held back"] += chunks[:-1] != streamed(tokenizer, blocks)[: len(chunks) - 1]
+        seen["held back"] += chunks[:-1] != streamed(tokenizer, pieces)[: len(chunks) - 1]
 
     check()
     assert min(seen.values()) >= 5, seen
@@ -137,8 +137,8 @@ def test_smollm2_streams_every_script_in_any_cut(smollm2, text, width):
     """Emoji, CJK and accents come out whole, also when the budget ends inside a character."""
     token_ids = smollm2.tokenizer(text)["input_ids"]
     for n in range(1, len(token_ids) + 1):
-        blocks = [token_ids[:n][i : i + width] for i in range(0, n, width)]
-        chunks = streamed(smollm2.tokenizer, blocks)
+        pieces = [token_ids[:n][i : i + width] for i in range(0, n, width)]
+        chunks = streamed(smollm2.tokenizer, pieces)
         assert "".join(chunks) == decode_tokens(smollm2.tokenizer, token_ids[:n])
         if "\ufffd" not in text:
             assert not any("\ufffd" in chunk for chunk in chunks[:-1])
@@ -149,9 +149,9 @@ def test_smollm2_streams_arbitrary_tokens(smollm2):
     """Random ids, hence invalid UTF-8 most of the time."""
 
     @given(st.lists(st.lists(st.integers(0, 49151), min_size=1, max_size=6), max_size=6))
-    def check(blocks):
-        whole = decode_tokens(smollm2.tokenizer, [token_id for block in blocks for token_id in block])
-        assert "".join(streamed(smollm2.tokenizer, blocks)) == whole
+    def check(pieces):
+        whole = decode_tokens(smollm2.tokenizer, [token_id for piece in pieces for token_id in piece])
+        assert "".join(streamed(smollm2.tokenizer, pieces)) == whole
 
     check()
 
@@ -193,12 +193,12 @@ END, GO, A, B, LINE, OPEN, CLOSE = range(7)
 def test_a_stop_string_may_hold_special_tokens(token_ids, stop, text, n_tokens, width):
     """It ends the output where it is complete, though the text does not show it, and no chunk lets a part of it out."""
     tokenizer = marked_tokenizer()
-    blocks = [token_ids[i : i + width] for i in range(0, len(token_ids), width)]
-    assert "".join(streamed(tokenizer, blocks, stop)) == text
+    pieces = [token_ids[i : i + width] for i in range(0, len(token_ids), width)]
+    assert "".join(streamed(tokenizer, pieces, stop)) == text
     stopping = Stopping(100, stop=stop, text=IncrementalText(tokenizer))
     emitted = []
-    for block in blocks:
-        emission = stopping.truncate(block)
+    for piece in pieces:
+        emission = stopping.truncate(piece)
         emitted += emission.token_ids
         if emission.finish_reason is not None:
             break

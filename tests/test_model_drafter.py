@@ -133,8 +133,8 @@ def test_the_options_of_the_spec_string_reach_the_drafter(tmp_path):
     spec = f"model:name={tmp_path},k=4,min_margin=0.25,dtype=float64"
     pipe = Pipeline.from_model(model_of("llama"), tokenizer_of(), quantizer="none", drafter=spec)
     assert isinstance(pipe.drafter, NestedDrafter)
-    blocks = pipe.drafter.blocks
-    assert (blocks.k, blocks.min_k, blocks.max_k, blocks.min_margin) == (4, 4, 4, 0.25)
+    lengths = pipe.drafter.lengths
+    assert (lengths.k, lengths.min_k, lengths.max_k, lengths.min_margin) == (4, 4, 4, 0.25)
     assert pipe.drafter.verifier.model.dtype == torch.float64
     result = pipe.generate_ids(random_prompt(9), **EXACT)
     assert list(result.token_ids) == greedy(model_of("llama"), random_prompt(9), N)

@@ -168,7 +168,7 @@ def test_the_declared_invariance_says_whether_attention_could_be_replaced(family
 
 @pytest.mark.parametrize("index", range(16))
 @pytest.mark.parametrize("as_list", [False, True], ids=["int", "list"])
-def test_an_eos_in_the_middle_of_an_accepted_block_ends_the_output(index, as_list):
+def test_an_eos_in_the_middle_of_an_accepted_draft_ends_the_output(index, as_list):
     """The EOS token is in the output once, and nothing after it."""
     expected, prompt = list(gold("llama", "sdpa", 12)), random_prompt(12)
     token_id = expected[index]

@@ -49,7 +49,7 @@ class Perturbed(TableLM):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_cascade_gives_the_tokens_of_the_outer_target(temperature):
-    """Two and three levels, any margin that ends a block, any stops inside a block that is rejected."""
+    """Two and three levels, any margin that ends a draft, any stops inside a draft that is rejected."""
     seen: Counter[str] = Counter()
 
     @examples(200)
@@ -82,10 +82,10 @@ def test_a_cascade_gives_the_tokens_of_the_outer_target(temperature):
         own = plain(case, sampling)
         assert tokens_of(emissions) == tokens_of(own)
         assert emissions[-1].finish_reason == own[-1].finish_reason
-        seen["whole block confirmed"] += any(len(e.token_ids) > 4 for e in emissions)
-        seen["block rejected in its middle"] += 0 < stats.accepted_tokens < stats.drafted_tokens
+        seen["whole draft confirmed"] += any(len(e.token_ids) > 4 for e in emissions)
+        seen["draft rejected in its middle"] += 0 < stats.accepted_tokens < stats.drafted_tokens
         seen["three levels"] += three and stats.accepted_tokens > 3
-        seen["ended inside a block"] += emissions[-1].finish_reason != "length" and len(emissions[-1].token_ids) > 1
+        seen["ended inside a draft"] += emissions[-1].finish_reason != "length" and len(emissions[-1].token_ids) > 1
 
     check()
     assert min(seen.values()) >= 10, seen
@@ -107,7 +107,7 @@ class RestartableTable(TableLM):
 
 
 def test_a_session_that_can_restart_is_not_started_anew():
-    """One inner session for the whole sequence; without ``restart``, one for every block."""
+    """One inner session for the whole sequence; without ``restart``, one for every draft."""
     outer = TableLM(40, seed=1)
     for kind, sessions in ((RestartableTable, 1), (TableLM, 10)):
         inner = kind(40, seed=1)
@@ -116,7 +116,7 @@ def test_a_session_that_can_restart_is_not_started_anew():
         assert len(inner.sessions) == sessions
 
 
-def test_with_the_same_inner_target_every_block_is_confirmed():
+def test_with_the_same_inner_target_every_draft_is_confirmed():
     """Nothing is rejected; n tokens need ceil(n / (k + 1)) forwards of the outer target."""
     outer, stats = TableLM(40, seed=2), DecodeStats()
     drafter = NestedDrafter(NgramDrafter(), TableLM(40, seed=2), k=9, min_k=9, max_k=9, min_margin=0)
@@ -125,7 +125,7 @@ def test_with_the_same_inner_target_every_block_is_confirmed():
     assert stats.accepted_tokens == stats.drafted_tokens == 90
 
 
-def test_blocks_grow_while_they_are_confirmed_and_shrink_while_they_are_not():
+def test_drafts_grow_while_they_are_confirmed_and_shrink_while_they_are_not():
     """Adaptive between min_k and max_k, session by session; the strategy itself keeps its k."""
     outer = TableLM(40, seed=2)
     for inner, end in ((TableLM(40, seed=2), 32), (TableLM(40, seed=77), 8)):
@@ -142,7 +142,7 @@ def test_blocks_grow_while_they_are_confirmed_and_shrink_while_they_are_not():
             confirmed += rows[: n + 1]
         assert proposed[0] == 16
         assert proposed[-1] == end
-        assert drafter.blocks.k == 16
+        assert drafter.lengths.k == 16
         assert stopping.remaining == 400
 
 
@@ -185,7 +185,7 @@ class Hesitant(TableLM):
     ("min_margin", "lengths"),
     [(0, [6, 6, 6]), (0.3, [6, 3, 6]), (0.5, [6, 3, 6]), (0.6, [4, 3, 6]), (8.9, [4, 2, 4])],
 )
-def test_a_narrow_choice_ends_the_block_with_its_token(min_margin, lengths):
+def test_a_narrow_choice_ends_the_draft_with_its_token(min_margin, lengths):
     """Scripted: the tokens after 5, 9, 10 and 17 others are preferred by 0.5, 1, 0.1 and 1, the rest by 9.
 
     The narrow token is still proposed, and a margin that just reaches the least is none.
@@ -200,8 +200,8 @@ def test_a_narrow_choice_ends_the_block_with_its_token(min_margin, lengths):
     assert found == lengths
 
 
-def test_every_token_of_a_step_of_the_inner_loop_may_end_the_block():
-    """With a drafter inside several tokens come at once: the block ends after the step that has a narrow one in it."""
+def test_every_token_of_a_step_of_the_inner_loop_may_end_the_draft():
+    """With a drafter inside several tokens come at once: the draft ends after the step that has a narrow one in it."""
     inner = Hesitant({5: 0.1})
     drafter = NestedDrafter(FunctionDrafter(lambda ids, k: [1] * min(k, 3)), inner, k=12, min_k=12, max_k=12)
     assert len(drafter.start((1, 1), Sampling(), None).propose(100)) == 4  # contexts of 2, 3, 4 and 5 tokens
@@ -211,7 +211,7 @@ def test_every_token_of_a_step_of_the_inner_loop_may_end_the_block():
     assert len(drafter.start((1, 1), Sampling(), None).propose(100)) == 6  # the second step has contexts of 5, 6 and 7
 
 
-def test_a_sampled_block_ends_where_the_race_of_its_own_position_was_narrow():
+def test_a_sampled_draft_ends_where_the_race_of_its_own_position_was_narrow():
     """By the noise of the absolute position, for drafts that come one by one and several at once."""
     inner = TableLM(5, seed=1, levels=4)
     ended = 0
@@ -279,7 +279,7 @@ def test_a_choice_without_a_rival_has_an_infinite_margin():
 
 
 @pytest.mark.parametrize("options", [{"k": 4}, {"min_k": 30}, {"max_k": 4}])
-def test_block_lengths_out_of_order_are_refused(options):
+def test_draft_lengths_out_of_order_are_refused(options):
     """min_k ≤ k ≤ max_k."""
     with pytest.raises(InvalidRequestError, match="expected 1 ≤ min_k ≤ k ≤ max_k"):
         NestedDrafter(NgramDrafter(), TableLM(9), **options)
@@ -303,9 +303,9 @@ def test_a_cascade_of_three_levels_gives_the_full_model_s_own_output(family, pol
     middle = pipe.drafter.drafter
     assert isinstance(middle, NestedDrafter)
     assert isinstance(middle.drafter, NgramDrafter)
-    assert (pipe.drafter.blocks.k, middle.blocks.k, middle.drafter.k) == (24, 8, 3)
+    assert (pipe.drafter.lengths.k, middle.lengths.k, middle.drafter.k) == (24, 8, 3)
     heads = [level.verifier.model.get_output_embeddings() for level in (pipe.drafter, middle)]
-    assert [type(head).__name__ for head in heads] == ["FixedBlocks", "QuantizedLinear"]
+    assert [type(head).__name__ for head in heads] == ["FixedPanels", "QuantizedLinear"]
 
 
 def test_three_levels_sampled_are_the_full_model_s_own_tokens():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from quasar.drafters.nested import Blocks
+from quasar.drafters.nested import DraftLengths
 from quasar.drafters.ngram import NgramDrafter
 from quasar.errors import InvalidRequestError
 from quasar.options import choice, flag, integer, number, optional, plain_number
@@ -80,8 +80,8 @@ def test_a_long_value_is_one_short_line():
     ("build", "plain", "value"),
     [
         (lambda value: NgramDrafter(k=value).k, 4, np.int64(4)),
-        (lambda value: Blocks(k=value).k, 16, np.int32(16)),
-        (lambda value: Blocks(min_margin=value).min_margin, 0.25, np.float32(0.25)),
+        (lambda value: DraftLengths(k=value).k, 16, np.int32(16)),
+        (lambda value: DraftLengths(min_margin=value).min_margin, 0.25, np.float32(0.25)),
         (lambda value: MarginPolicy(margin=value).margin, 0.5, np.float32(0.5)),
         (lambda value: TypicalPolicy(epsilon=value).epsilon, 0.5, np.float64(0.5)),
         (lambda value: W8A8Quantizer(group=value).describe()["group"], 32, np.int64(32)),

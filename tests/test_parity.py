@@ -14,7 +14,7 @@ from quasar.pipeline.plan import strictly
 from quasar.testing.fakes import TableLM
 from quasar.testing.models import tiny
 from quasar.types import Verification
-from quasar.verifiers import fixed_width as blocks
+from quasar.verifiers import fixed_width
 from quasar.verifiers.causal_lm import CausalLMVerifier
 from quasar.verifiers.invariance import NEAR_TIE, logits_at_width, measure_invariance
 from toys import tiny_llama
@@ -65,7 +65,7 @@ def test_the_measure_finds_what_a_width_does_to_the_logits(size, declared, measu
 
 
 def test_rows_are_those_of_plain_decoding_at_every_width():
-    """Row i predicts token ``begin + i``; what does not fill a block is left out, and too few tokens are refused."""
+    """Row i predicts token ``begin + i``; what does not fill a window is left out, and too few tokens are refused."""
     target = TableLM(9, seed=1)
     token_ids = [1, 2, *target.greedy((1, 2), 20)]
     alone = torch.stack([target.row(token_ids[:n]) for n in range(2, 22)])
@@ -128,8 +128,8 @@ def test_a_strict_verifier_is_bitwise_at_every_width(family, quantizer):
 
 
 def test_a_model_that_cannot_be_strict_is_refused_with_the_width_and_the_difference(monkeypatch):
-    """The self-test at construction can fail: here blocks are left out, and one row gets what belongs to another."""
-    monkeypatch.setattr(blocks.FixedBlocks, "forward", lambda self, x: self._layer.module(x) + 1e-6 * x.shape[-2])
+    """The self-test at construction can fail: here panels are left out, and one row gets what belongs to another."""
+    monkeypatch.setattr(fixed_width.FixedPanels, "forward", lambda self, x: self._layer.module(x) + 1e-6 * x.shape[-2])
     with pytest.raises(UnsupportedModelError, match=r"cannot be decoded strictly: at 2 positions .* differ .* by"):
         CausalLMVerifier(tiny_llama()).strict()
 

@@ -632,7 +632,7 @@ def test_the_global_random_state_is_left_alone(policy, temperature):
 
 
 def test_only_returned_tokens_are_counted():
-    """Steps, drafts and acceptance of an oracle with k=6, ended by EOS in the middle of its third block."""
+    """Steps, drafts and acceptance of an oracle with k=6, ended by EOS in the middle of its third draft."""
     eos = next(i for i in range(15, 20) if EXPECTED[i] not in EXPECTED[:i])
     settings = {"max_new_tokens": 40, "eos_token_id": EXPECTED[eos]}
     stats = toy_pipeline(drafter=DRAFTERS["oracle"]).generate(PROMPT, **settings).stats
@@ -734,7 +734,7 @@ class After(StoppingCriteria):
     ids=["function", "last token", "several functions", "transformers", "transformers list", "built into transformers"],
 )
 def test_custom_criteria_stop_at_the_token_that_fulfils_them(criteria, drafter):
-    """Functions of the new tokens or transformers' criteria; also in the middle of an accepted block."""
+    """Functions of the new tokens or transformers' criteria; also in the middle of an accepted draft."""
     pipe = toy_pipeline(drafter=drafter)
     for ask in (pipe.generate, pipe.reference):
         result = ask(PROMPT, max_new_tokens=30, stopping_criteria=criteria)
@@ -935,7 +935,7 @@ def test_log_probabilities_are_those_of_the_row_that_a_token_came_from(drafter, 
 
 
 def test_log_probabilities_end_where_the_tokens_end():
-    """Also where a stop cuts an accepted block; and they are given only where they are asked for."""
+    """Also where a stop cuts an accepted draft; and they are given only where they are asked for."""
     pipe = toy_pipeline(drafter=DRAFTERS["oracle"])
     asked = {"max_new_tokens": 40, "stop": [WORDS[EXPECTED[3]]]}
     result = pipe.generate(PROMPT, logprobs=1, **asked)

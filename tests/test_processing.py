@@ -166,7 +166,7 @@ def test_the_shorthands_are_those_of_transformers(family, settings):
 
 
 class FedRejectedTokens(Processing):
-    """Planted bug: one shared processor runs over the whole block."""
+    """Planted bug: one shared processor runs over the whole draft."""
 
     def apply(self, verification: Verification, draft: Draft) -> Verification:
         rows = []

@@ -110,7 +110,7 @@ def test_the_full_model_as_target_says_what_transformers_says(smollm2, reference
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_stop_strings_end_the_output_where_transformers_ends_it(smollm2, targets, references, size):
-    """Windows of the greedy text as stop strings, completed in the middle of blocks of 2, 8 and 21 tokens."""
+    """Windows of the greedy text as stop strings, completed in the middle of drafts of 2, 8 and 21 tokens."""
     tokenizer, prompt_ids = smollm2.tokenizer, encode_prompt(smollm2.tokenizer, PROMPTS[1])
     token_ids = list(references["none"][1].token_ids)
     inputs = torch.tensor([prompt_ids])
@@ -140,13 +140,13 @@ def text_ids(smollm2) -> list[int]:
 
 
 def hidden_states(verifier, text_ids: list[int], width: int, n: int = 16) -> torch.Tensor:
-    """``[n, D]`` last hidden states of the last n tokens of the text, in blocks of ``width``."""
+    """``[n, D]`` last hidden states of the last n tokens of the text, ``width`` at a time."""
     session = verifier.start(text_ids[:-n], frozenset({"hidden:-1"}))
     rows, tokens = [], text_ids[-n:]
     for begin in range(0, n, width):
-        block = tokens[begin : begin + width]
-        rows.append(session.verify(Draft(block[: min(width, n - begin) - 1])).features["hidden:-1"])
-        session.commit(block)
+        window = tokens[begin : begin + width]
+        rows.append(session.verify(Draft(window[: min(width, n - begin) - 1])).features["hidden:-1"])
+        session.commit(window)
     return torch.cat(rows)
 
 
@@ -179,7 +179,7 @@ def test_the_quantized_model_nearly_says_what_the_full_model_says(smollm2, targe
 
 
 def test_every_linear_layer_is_quantized_and_those_that_can_be_are_smoothed(targets):
-    """30 blocks of 7 linear layers; all but o_proj have an input that can be smoothed; the tied head is left alone."""
+    """30 times 7 linear layers; all but o_proj have an input that can be smoothed; the tied head is left alone."""
     report = targets["w8a8"].description["quantization"]
     assert report["smoothed_layers"] == 30 * 6
     assert [entry["name"] for entry in report["skipped"]] == ["model.embed_tokens.weight", "lm_head.weight"]

@@ -45,7 +45,7 @@ class Coin:
 
 
 def chi_square(policy: str, inner=INNER, target=TARGET, vocab_size=None) -> float:
-    """Of the first tokens over N seeds, in a cascade whose blocks are rejected at any place."""
+    """Of the first tokens over N seeds, in a cascade whose drafts are rejected at any place."""
     drafter = NestedDrafter(EmptyDrafter(), Coin(inner), k=3, min_k=3, max_k=3, vocab_size=vocab_size)
     pipe = Pipeline(Coin(target), drafter=drafter, policy=policy)
     settings = {"max_new_tokens": LENGTH + 3, "temperature": 1.0}
@@ -59,7 +59,7 @@ def chi_square(policy: str, inner=INNER, target=TARGET, vocab_size=None) -> floa
 
 @pytest.mark.parametrize("policy", ["rejection", "block"])
 def test_the_tokens_of_several_steps_have_the_targets_joint_distribution(policy):
-    """p = (.5, .5), q = (.9, .1), blocks of 3: most end in their middle, and the next begins among rejected tokens."""
+    """p = (.5, .5), q = (.9, .1), drafts of 3: most end in their middle, and the next begins among rejected tokens."""
     assert chi_square(policy) < CRITICAL
 
 
@@ -87,8 +87,8 @@ def test_the_frequencies_show_noise_that_is_used_twice(monkeypatch):
     assert chi_square("block") > CRITICAL
 
 
-def test_noise_of_a_block_is_that_of_its_first_position():
-    """The same block, the same noise; one that begins elsewhere, or has another seed, shares none of it."""
+def test_noise_of_a_draft_is_that_of_its_first_position():
+    """The same draft, the same noise; one that begins elsewhere, or has another seed, shares none of it."""
     sampling = Sampling(temperature=1.0, seed=5, position=3)
     assert sampling.uniforms(4) == sampling.uniforms(4)
     assert sampling.uniforms(4)[:2] == sampling.uniforms(2)

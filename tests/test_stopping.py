@@ -18,7 +18,7 @@ def stopping(max_new_tokens: int = 100, **options: object) -> Stopping:
 
 
 @pytest.mark.parametrize(
-    ("options", "blocks", "emitted", "reason", "text_end"),
+    ("options", "drafts", "emitted", "reason", "text_end"),
     [
         ({}, [[0, 1, 2]], [0, 1, 2], None, None),
         ({"max_new_tokens": 2}, [[0, 1, 2]], [0, 1], "length", None),
@@ -40,10 +40,10 @@ def stopping(max_new_tokens: int = 100, **options: object) -> Stopping:
         ({"criteria": [lambda ids: len(ids) == 3], "eos_token_ids": 1}, [[0, 1, 2]], [0, 1], "eos", None),
     ],
 )
-def test_the_earliest_position_ends_the_output(options, blocks, emitted, reason, text_end):
-    """EOS, stop strings, criteria and the budget are looked for token by token, also across blocks."""
+def test_the_earliest_position_ends_the_output(options, drafts, emitted, reason, text_end):
+    """EOS, stop strings, criteria and the budget are looked for token by token, also across drafts."""
     stops = stopping(**options)
-    emissions = [stops.truncate(block) for block in blocks]
+    emissions = [stops.truncate(draft) for draft in drafts]
     assert [token_id for emission in emissions for token_id in emission.token_ids] == emitted
     assert emissions[-1].finish_reason == reason
     assert stops.text_end == text_end

@@ -21,7 +21,7 @@ def track(items: Sequence[Item], description: str) -> Iterator[Item]:
 
 @contextmanager
 def tracked_by(tracker: Tracker) -> Iterator[None]:
-    """Show progress through ``tracker`` inside the ``with`` block."""
+    """Show progress through ``tracker`` inside the ``with`` statement."""
     token = _tracker.set(tracker)
     try:
         yield

@@ -12,7 +12,7 @@ _seconds: ContextVar[dict[str, float] | None] = ContextVar("quasar_timings", def
 
 @contextmanager
 def timed(stage: str) -> Iterator[None]:
-    """Count what happens inside the ``with`` block as part of a stage, without the stages inside it."""
+    """Count what happens inside the ``with`` statement as part of a stage, without the stages inside it."""
     seconds = _seconds.get()
     if seconds is None:
         yield
@@ -27,7 +27,7 @@ def timed(stage: str) -> Iterator[None]:
 
 @contextmanager
 def timings() -> Iterator[dict[str, float]]:
-    """Inside the ``with`` block, seconds are added up in the dictionary, by the names of the stages."""
+    """Inside the ``with`` statement, seconds are added up in the dictionary, by the names of the stages."""
     seconds: dict[str, float] = {}
     token = _seconds.set(seconds)
     try:

@@ -111,7 +111,7 @@ def _inline(name: str, x: str, y: str, draw: Callable[[Axes], None]) -> str:
     import matplotlib.style
     from matplotlib.figure import Figure
 
-    # The defaults, so that a reader's own settings change nothing; they are put back at the end of the block.
+    # The defaults, so that a reader's own settings change nothing; they are put back afterwards.
     with matplotlib.style.context(["default", _SETTINGS]):
         figure = Figure(figsize=(6.4, 3.0), layout="constrained")
         axes = figure.add_subplot()

@@ -14,7 +14,7 @@ import attrs
 from torch import Tensor
 
 from quasar.checkpoints.models import LoadedModel, check_loadable, load_model
-from quasar.drafters.nested import Blocks, NestedDrafter
+from quasar.drafters.nested import DraftLengths, NestedDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError
 from quasar.loop.sampling import Sampling
@@ -38,7 +38,7 @@ class ModelDrafter:
         k: Tokens a draft has at most.
         min_k: Below ``k``: drafts get shorter, down to this, while they are not confirmed. ``None``: as ``k``.
         max_k: Above ``k``: drafts get longer, up to this, while they are confirmed whole. ``None``: as ``k``.
-        min_margin: As of :class:`quasar.drafters.nested.Blocks`.
+        min_margin: As of :class:`quasar.drafters.nested.DraftLengths`.
         any_vocabulary: Do not compare the vocabularies.
         dtype: What to load the model in; ``None``: as ``Pipeline.from_pretrained`` does.
 
@@ -66,7 +66,7 @@ class ModelDrafter:
             check_loadable(name, dtype)
         self._name, self._dtype = name, dtype
         self._any_vocabulary = any_vocabulary
-        self._blocks = Blocks(k, k if min_k is None else min_k, k if max_k is None else max_k, min_margin)
+        self._lengths = DraftLengths(k, k if min_k is None else min_k, k if max_k is None else max_k, min_margin)
 
     def bind(self, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None) -> NestedDrafter:
         """Load the model that drafts, and compare its vocabulary; see :class:`quasar.protocols.Bindable`."""
@@ -77,7 +77,7 @@ class ModelDrafter:
             check_same_vocabulary(loaded.tokenizer, tokenizer)
         vocab_size = model.config.get_text_config().vocab_size
         verifier = CausalLMVerifier(loaded.model)
-        return NestedDrafter(EmptyDrafter(), verifier, vocab_size=vocab_size, **attrs.asdict(self._blocks))
+        return NestedDrafter(EmptyDrafter(), verifier, vocab_size=vocab_size, **attrs.asdict(self._lengths))
 
     def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> DraftSession:
         raise InvalidRequestError(

@@ -1,13 +1,13 @@
 """A whole inner loop as a drafter: the cascade.
 
-Drafter and verifier of the inner loop propose a block to the target of the outer loop, which verifies it in one
-forward; the outer loop does not know that its drafter is one. With a quantized copy of the target inside, most blocks
+Drafter and verifier of the inner loop propose a draft to the target of the outer loop, which verifies it in one
+forward; the outer loop does not know that its drafter is one. With a quantized copy of the target inside, most drafts
 are confirmed whole, so the target runs once for 16 to 32 tokens and its own output comes out. (Staged and cascaded
 speculation: Spector & Re 2023, arXiv 2308.04623; Chen et al. 2023, arXiv 2312.11462.)
 
 The inner loop draws with ``coupled``: given the noise its tokens are a function of the inner target, they have exactly
 its distribution, and under an outer ``coupled`` they are the outer target's wherever the two models agree enough. For
-an outer policy that judges probabilities, each block is drawn with noise of its own.
+an outer policy that judges probabilities, each draft is drawn with noise of its own.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Blocks:
-    """How long the blocks of a nested drafter are; its options in one record, checked.
+class DraftLengths:
+    """How long the drafts of a nested drafter are; its options in one record, checked.
 
     Args:
-        k: Tokens of the first block, at least 1.
+        k: Tokens of the first draft, at least 1.
         min_k: See ``max_k``.
-        max_k: Blocks grow to this while they are confirmed whole, and shrink towards ``min_k`` while they are not.
-        min_margin: End a block early after a token that the inner target preferred to the runner-up by less than this,
+        max_k: Drafts grow to this while they are confirmed whole, and shrink towards ``min_k`` while they are not.
+        min_margin: End a draft early after a token that the inner target preferred to the runner-up by less than this,
             in nats: there the outer target is likely to choose otherwise. 0: never. Not where probabilities are given,
             for a token is then judged by its probability and not by who came second.
         with_probs: Give the inner target's probabilities with each draft, also where the policy does not ask for them
@@ -72,7 +72,7 @@ class NestedDrafter:
         drafter: Drafts in the inner loop; another NestedDrafter makes a cascade of three levels.
         verifier: Verifies in the inner loop, usually with a quantized copy of the outer target. Its vocabulary may have
             another size: ids that it lacks are shown to it as 0.
-        k, min_k, max_k, min_margin, with_probs: As of :class:`Blocks`.
+        k, min_k, max_k, min_margin, with_probs: As of :class:`DraftLengths`.
         vocab_size: V of the outer target: ids from there on are never drafted. ``None``: the inner target has no more.
         report: What a quantizer says of the inner target; ``None`` where none made it.
     """
@@ -93,7 +93,7 @@ class NestedDrafter:
         report: Mapping[str, Any] | None = None,
     ) -> None:
         self.drafter, self.verifier, self.report = drafter, verifier, report
-        self.blocks = Blocks(k, min_k, max_k, min_margin, with_probs)
+        self.lengths = DraftLengths(k, min_k, max_k, min_margin, with_probs)
         cut = vocab_size is not None and vocab_size < verifier.vocab_size
         self.processors: tuple[Processor, ...] = (_only_ids_below(vocab_size),) if cut and vocab_size else ()
 
@@ -102,7 +102,7 @@ class NestedDrafter:
 
 
 class CascadeDrafter:
-    """A model drafts for itself: a quantized copy of it, with a drafter of its own, decodes the blocks.
+    """A model drafts for itself: a quantized copy of it, with a drafter of its own, decodes the drafts.
 
     It drafts once it is bound to the model. What ``bind`` returns is a :class:`NestedDrafter`.
 
@@ -111,7 +111,7 @@ class CascadeDrafter:
             CascadeDrafter makes a cascade of three levels.
         quantizer: Spec string or Quantizer. The copy shares every tensor that quantizing does not change.
         verifier: Runs the copy: spec string, or a function from the copy to a Verifier; ``"auto"`` as for a pipeline.
-        k, min_k, max_k, min_margin, with_probs: As of :class:`Blocks`.
+        k, min_k, max_k, min_margin, with_probs: As of :class:`DraftLengths`.
 
     Raises:
         InvalidRequestError: A name, an option or a value of any of these that is not one; before there is a model.
@@ -135,14 +135,14 @@ class CascadeDrafter:
         self._quantizer: Quantizer = registry.build("quantizer", quantizer)
         registry.check_verifier(verifier)
         self._verifier = verifier
-        self._blocks = Blocks(k, min_k, max_k, min_margin, with_probs)
+        self._lengths = DraftLengths(k, min_k, max_k, min_margin, with_probs)
 
     def bind(self, model: PreTrainedModel, tokenizer: Any, calibration: Sequence[Tensor] | None) -> NestedDrafter:
         """Quantize the model; see :class:`quasar.protocols.Bindable`."""
         drafter = bind_drafter(self._drafter, model, tokenizer, calibration)
         made = quantize(self._quantizer, model, calibration)
         verifier: Verifier = default_registry().build_verifier(self._verifier, made.model)
-        return NestedDrafter(drafter, verifier, report=made.report, **attrs.asdict(self._blocks))
+        return NestedDrafter(drafter, verifier, report=made.report, **attrs.asdict(self._lengths))
 
     def start(self, prompt_ids: Sequence[int], sampling: Sampling, target: VerifySession) -> DraftSession:
         raise InvalidRequestError(
@@ -156,9 +156,9 @@ class NestedSession:
 
     def __init__(self, options: NestedDrafter, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         self._options = options
-        self._with_probs = options.blocks.with_probs or sampling.wants_probs
+        self._with_probs = options.lengths.with_probs or sampling.wants_probs
         self._sampling = attrs.evolve(sampling, wants_probs=False)  # the policy of the inner loop reads none
-        self._k = options.blocks.k
+        self._k = options.lengths.k
         self._ahead: list[int] = []
         self._confirmed = self._legible(prompt_ids)
         self._inner = Decoding(
@@ -218,7 +218,7 @@ class NestedSession:
 
     def _is_unsure(self, step: Step) -> bool:
         """Whether some choice of a step, whose tokens are the last of those ahead, was a narrow one."""
-        min_margin = self._options.blocks.min_margin
+        min_margin = self._options.lengths.min_margin
         if min_margin == 0:
             return False
         n = len(step.emission.token_ids)
@@ -227,9 +227,9 @@ class NestedSession:
         return any(margin < min_margin for margin in margins)
 
     def _adapt(self, survived: int) -> None:
-        """A block confirmed whole makes the next one longer; otherwise it moves towards what survived."""
+        """A draft confirmed whole makes the next one longer; otherwise it moves towards what survived."""
         longer = self._k + self._k // 2 if survived == len(self._ahead) else (self._k + survived) // 2 + 1
-        self._k = max(self._options.blocks.min_k, min(self._options.blocks.max_k, longer))
+        self._k = max(self._options.lengths.min_k, min(self._options.lengths.max_k, longer))
 
 
 def _only_ids_below(vocab_size: int) -> Processor:

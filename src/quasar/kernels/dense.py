@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quasar.weights.activations import round_inputs
-from quasar.weights.products import product_in_blocks
+from quasar.weights.products import product_in_panels
 from quasar.weights.record import QuantizedWeight
 
 
@@ -27,7 +27,7 @@ class DenseKernel:
 
 
 class DenseExecutor:
-    """Products in float32, in blocks of rows."""
+    """Products in float32, in panels of rows."""
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self.weight = weight
@@ -35,4 +35,4 @@ class DenseExecutor:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         rows = round_inputs(inputs.to(torch.float32), self.weight)
-        return product_in_blocks(rows, self._dense).to(inputs.dtype)
+        return product_in_panels(rows, self._dense).to(inputs.dtype)

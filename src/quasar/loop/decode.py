@@ -5,7 +5,7 @@ target behind the verifier, gamma is k, and the ``n + 1`` tokens of a step are t
 (arXiv 2603.01399) is this loop with an n-gram drafter and a verifier whose target is a quantized copy of the model.
 
 Not in Algorithm 1, but needed for correct output: the committed tokens pass :meth:`Stopping.truncate` before anything
-else sees them, so that an EOS, a stop string or the budget in the middle of a block ends the output right there.
+else sees them, so that an EOS, a stop string or the budget in the middle of a draft ends the output right there.
 """
 
 from __future__ import annotations

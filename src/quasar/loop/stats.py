@@ -12,7 +12,7 @@ from quasar.types import Draft, Emission, Verdict
 
 
 class Stopwatch:
-    """Adds up the seconds spent inside ``with`` blocks."""
+    """Adds up the seconds spent inside ``with`` statements."""
 
     __slots__ = ("_began", "seconds")
 
@@ -25,7 +25,7 @@ class Stopwatch:
 
     @property
     def running(self) -> float:
-        """Seconds up to now, the block that has not ended included."""
+        """Seconds up to now, the statement that has not ended included."""
         return self.seconds + perf_counter() - self._began
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

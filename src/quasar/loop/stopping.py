@@ -1,7 +1,7 @@
 """The one place where output ends.
 
 Every committed token of every strategy passes :meth:`Stopping.truncate` before it is streamed, cached or shown to a
-drafter. Tokens are looked at one by one, in order, so a stop in the middle of an accepted block ends the output exactly
+drafter. Tokens are looked at one by one, in order, so a stop in the middle of an accepted draft ends the output exactly
 where plain decoding would have ended it. At one position EOS is named before a stop, and a stop before the length.
 """
 

@@ -55,7 +55,7 @@ class Plan:
             ``"auto"``: ``w8a8``, and ``none`` for a model that comes quantized.
         policy: ``"auto"`` is coupled, hence greedy at temperature 0.
         exact_to: What the output must equal. ``"quantized"``: what the quantized model would produce alone;
-            ``"full"``: what the model as it was given would; the quantized one then drafts blocks for it.
+            ``"full"``: what the model as it was given would; the quantized one then drafts for it.
         verifier: Spec string, or a function from the quantized model to a Verifier. ``"auto"``: ``native`` where that
             plug-in is installed and the model is on a CPU, else ``causal_lm``.
         calibration: Prompts, or a file of them (see :func:`quasar.pipeline.calibration.prompts_from`); ``None``:

@@ -41,7 +41,7 @@ _kept: ContextVar[dict[str, UnroundedLinear] | None] = ContextVar("quasar_unroun
 
 @contextmanager
 def keeping_unrounded() -> Iterator[dict[str, UnroundedLinear]]:
-    """Inside the ``with`` block, what is rounded is kept in the dictionary, by the names of the layers."""
+    """Inside the ``with`` statement, what is rounded is kept in the dictionary, by the names of the layers."""
     kept: dict[str, UnroundedLinear] = {}
     token = _kept.set(kept)
     try:

@@ -83,10 +83,10 @@ class TableSession:
 
     def verify(self, draft: Draft) -> Verification:
         del self.cached[self.kept :]  # in case the last draft was verified and never judged
-        block = [self.last, *draft.token_ids]
-        self.widths.append(len(block))
-        rows = [self._lm.row([*self.cached, *block[: i + 1]]) for i in range(len(block))]
-        self.cached += block
+        tokens = [self.last, *draft.token_ids]
+        self.widths.append(len(tokens))
+        rows = [self._lm.row([*self.cached, *tokens[: i + 1]]) for i in range(len(tokens))]
+        self.cached += tokens
         logits = torch.stack(rows)
         return Verification(logits, {name: logits.clone() for name in self._needs})
 

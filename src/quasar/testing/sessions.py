@@ -165,7 +165,7 @@ class SessionMachine(RuleBasedStateMachine):
         check_every_row(verification, self.verifier)
         for i, row in enumerate(verification.logits):
             expected = self.plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
-            what = f"at position {i} of a block of {len(draft) + 1}"
+            what = f"at position {i} of {len(draft) + 1}"
             check_row(self.verifier, row, expected, what, tolerance=sequence.tolerance)
         sequence.draft, sequence.shown = draft, (verification, verification.logits.clone())
 

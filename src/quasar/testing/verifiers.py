@@ -38,7 +38,7 @@ Where activations are rounded to integers, or to 16 bits by the model, last bits
 def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int = 25) -> None:
     """Check that a verifier keeps its protocol, by a state machine over its sessions and by looking ahead.
 
-    Rows of a block are those of plain decoding, as exactly as ``invariance`` declares; a later token of a draft moves
+    Rows of a draft are those of plain decoding, as exactly as ``invariance`` declares; a later token of a draft moves
     no bit of an earlier row; what is not committed is rolled back; sessions do not disturb each other; a session with
     a past says what a new one says; logits are the caller's to keep; no global random state is used. Unless it lists
     ``approximations``, its logits are those of a plain forward of the model, up to rounding. Torch's default dtype and
@@ -189,7 +189,7 @@ def check_long(verifier: Verifier) -> None:
         logits = verification.logits
         for i, row in enumerate(logits):
             expected = plain.row(sequence.prompt, (*sequence.token_ids, *draft.token_ids[:i]))
-            check_row(verifier, row, expected, f"at position {i} of a block of {len(draft) + 1}")
+            check_row(verifier, row, expected, f"at position {i} of {len(draft) + 1}")
         committed = [*draft.token_ids, 0]
         sequence.session.commit(committed)
         changed = committed != [*draft.token_ids, 0]

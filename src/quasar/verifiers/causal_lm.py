@@ -17,7 +17,7 @@ from quasar.verifiers.cache import check_can_roll_back
 from quasar.verifiers.causal_lm_session import CausalLMSession
 from quasar.verifiers.context import chosen_length, switch_of
 from quasar.verifiers.features import hidden_states_of
-from quasar.verifiers.fixed_width import use_fixed_blocks
+from quasar.verifiers.fixed_width import use_fixed_panels
 from quasar.verifiers.invariance import WIDTHS, measure_invariance
 from quasar.verifiers.session import checked_prompt
 from quasar.verifiers.switching import SwitchingSession, use_switched_embeddings
@@ -75,7 +75,7 @@ class CausalLMVerifier:
         self._asked_length, self._reason = max_length, ""
         self._switch = self._keep_rows_apart()
         self.invariance: Invariance = "argmax" if attends_by_rows and _keeps_rounding_small(self.model) else "none"
-        use_fixed_blocks(self.model, only_where_faster=not strict)
+        use_fixed_panels(self.model, only_where_faster=not strict)
         if strict:
             self.invariance = "bitwise"
             self._try_strictness()

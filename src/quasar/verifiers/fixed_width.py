@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from quasar.verifiers.attention import is_attending_by_rows
 from quasar.weights.layers import Layer, linear_layers, replace_module
-from quasar.weights.products import is_faster_in_blocks, product_in_blocks
+from quasar.weights.products import is_faster_in_panels, product_in_panels
 
 
-class FixedBlocks(nn.Module):
-    """A linear layer that runs on blocks of as many rows while a draft is verified, and as ever on a prompt."""
+class FixedPanels(nn.Module):
+    """A linear layer that runs on panels of as many rows while a draft is verified, and as ever on a prompt."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -22,11 +22,11 @@ class FixedBlocks(nn.Module):
         if not is_attending_by_rows():
             # A prompt is computed once and in one piece, whatever is drafted.
             return self._layer.module(inputs)  # type: ignore[no-any-return]
-        return product_in_blocks(inputs, self._layer.weight, self._layer.bias)
+        return product_in_panels(inputs, self._layer.weight, self._layer.bias)
 
 
-def use_fixed_blocks(model: nn.Module, *, only_where_faster: bool = False) -> None:
+def use_fixed_panels(model: nn.Module, *, only_where_faster: bool = False) -> None:
     """Replace the floating-point linear layers of ``model``, which shares its tensors with nobody's modules."""
     for layer in list(linear_layers(model)):
-        if is_faster_in_blocks(layer.weight) or not only_where_faster:
-            replace_module(model, layer.name, FixedBlocks(layer))
+        if is_faster_in_panels(layer.weight) or not only_where_faster:
+            replace_module(model, layer.name, FixedPanels(layer))

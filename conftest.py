@@ -7,7 +7,7 @@ import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
-os.environ["QUASAR_PLUGINS"] = ""
+os.environ.setdefault("QUASAR_PLUGINS", "")
 
 import pytest
 import torch

@@ -11,7 +11,7 @@ import torch
 
 from quasar.checkpoints import hub, places
 from quasar.checkpoints.models import load_model
-from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, UnsupportedModelError
+from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError
 from quasar.pipeline.pipeline import Pipeline
 from quasar.testing.models import tiny
 
@@ -154,10 +154,3 @@ def test_a_device_that_is_none_is_refused():
     """Before the model is looked for."""
     with pytest.raises(InvalidRequestError, match=r"device='gpu0'.*[Ii]nvalid device string"):
         load_model("no-such-model", device="gpu0")
-
-
-@pytest.mark.parametrize("quantizer", ["none", "w8a8"])
-def test_a_model_without_values_is_refused_by_name(quantizer):
-    """Before anything computes with it."""
-    with pytest.raises(UnsupportedModelError, match=r"embed_tokens\.weight is on the device 'meta'; load the model"):
-        Pipeline.from_model(tiny("llama").to("meta"), quantizer=quantizer)

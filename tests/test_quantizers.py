@@ -242,14 +242,14 @@ def test_a_model_without_linear_layers_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"smooth": 1}, "smooth=1, expected scale, shift or none"),
+        ({"smooth": 1}, "smooth=1, expected one of scale, shift, none"),
         ({"lm_head": "yes"}, "lm_head='yes', expected true or false"),
         ({"alpha": -0.1}, "alpha=-0.1, expected a number from 0 to 1"),
         ({"alpha": 1.5}, "alpha=1.5, expected a number from 0 to 1"),
         ({"alpha": True}, "alpha=True, expected a number"),
         ({"alpha": "half"}, "alpha='half', expected a number"),
         ({"alpha": float("nan")}, "alpha=nan, expected a number"),
-        ({"smooth": "yes"}, "smooth='yes', expected scale, shift or none"),
+        ({"smooth": "yes"}, "smooth='yes', expected one of scale, shift, none"),
         ({"group": 0}, "group=0, expected a positive integer, or -1"),
         ({"group": True}, "group=True, expected a positive integer"),
         ({"activations": "none"}, "activations='none', expected one of dynamic, static"),

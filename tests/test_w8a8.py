@@ -324,9 +324,12 @@ def test_the_layer_that_is_rounded_coarsely_comes_first():
                 return QuantizedWeight(values, scales, bits=2)
             return super().record(weight, peak)
 
-    model, quantizer = model_of("llama"), W8A8Quantizer(smooth="none")
-    target, quantizer._scheme = model.model.layers[1].mlp.up_proj.weight, Coarse()
-    report = sensitivity_of(quantizer, model)
+    class Uneven(W8A8Quantizer):
+        scheme = Coarse()
+
+    model = model_of("llama")
+    target = model.model.layers[1].mlp.up_proj.weight
+    report = sensitivity_of(Uneven(smooth="none"), model)
     assert (report.layers[0].name, report.layers[0].bits) == ("model.layers.1.mlp.up_proj", 2)
     assert report.layers[0].output_error == max(layer.output_error for layer in report.layers)
 

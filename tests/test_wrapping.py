@@ -59,7 +59,8 @@ def test_it_offers_what_the_inner_one_offers_and_nothing_else():
         assert not offers(protocol, plain.start([1]), "it")
     assert offers(Strictable, counted, "it")
     assert not offers(Strictable, plain, "it")
-    assert not offers(Describable, counted, "it")
+    assert offers(Describable, counted, "it")
+    assert not offers(Describable, plain, "it")
     assert session.pending == 2
     strict = counted.strict()
     assert (type(strict), strict.invariance, counted.invariance) == (Counted, "bitwise", "argmax")

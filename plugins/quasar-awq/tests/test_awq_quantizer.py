@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -60,8 +61,11 @@ def test_it_keeps_the_protocol(options):
     check_quantizer(AwqQuantizer(grid=4, samples=32, **options))
 
 
+@attrs.frozen
 class FoldOnly(AwqQuantizer):
     """Scales as AWQ does, but keeps the folded weights in floating point."""
+
+    columns: dict = attrs.field(factory=dict, init=False)
 
     def _place(self, copy, layer, fold, inputs):
         linear = nn.Linear(*reversed(layer.weight.shape), bias=layer.bias is not None)
@@ -69,7 +73,7 @@ class FoldOnly(AwqQuantizer):
         if layer.bias is not None:
             linear.bias = nn.Parameter(fold.apply_to_bias(layer.bias))
         replace_module(copy.model, layer.name, linear)
-        self.columns = {**getattr(self, "columns", {}), layer.name: fold.columns}
+        self.columns[layer.name] = fold.columns
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -23,7 +23,7 @@ VOCAB_SIZE = 5
 class FakeTarget:
     """A target whose next token is a fixed function of the last two; its output repeats itself before long."""
 
-    vocab_size, max_length, invariance = VOCAB_SIZE, None, "bitwise"
+    vocab_size, max_length, invariance, approximations = VOCAB_SIZE, None, "bitwise", ()
 
     def next_token(self, token_ids):
         return (token_ids[-1] + (2 if token_ids[-2:-1] == [3] else 1)) % VOCAB_SIZE

@@ -1,7 +1,7 @@
 """How much each quantized layer errs, and what that does to the model: what to leave out with ``exclude``.
 
-Works for any quantizer that places its records through :class:`quasar.quantizers.assembly.Assembly`. The quantized
-model is compared with its twin that has all that was moved between layers, but nothing rounded; into that twin one
+Works for any quantizer that inherits from :class:`quasar.quantizers.assembly.LayerQuantizer`. The quantized model is
+compared with its twin that has all that was moved between layers, but nothing rounded; into that twin one
 quantized layer is put at a time.
 """
 
@@ -84,7 +84,7 @@ def measure_sensitivity(
         made = quantize(quantizer, model, calibration)
     quantized = made.model
     if not kept and any(isinstance(module, QuantizedLinear) for module in quantized.modules()):
-        raise UnsupportedModelError(f"{type(quantizer).__name__} does not say what it rounded: it uses no Assembly")
+        raise UnsupportedModelError(f"{type(quantizer).__name__} does not say what it rounded: it is no LayerQuantizer")
     twin, prompts = unrounded_twin(quantized, kept), _cut(calibration, tokens)
     errors = _output_errors(twin, quantized, list(kept), prompts)
     exact = _log_probs(twin, prompts)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import Tensor, nn
 
 from quasar.kernels import KernelChooser
-from quasar.options import flag
+from quasar.options import flag, option
 from quasar.progress import track
 from quasar.quantizers.unrounded import keep
 from quasar.types import Quantized
@@ -27,14 +27,16 @@ from quasar.weights.linear import QuantizedLinear
 from quasar.weights.record import QuantizedWeight
 
 
-class Assembly:
-    """The options that quantizers share.
+@attrs.frozen(kw_only=True)
+class LayerQuantizer:
+    """The options that quantizers of linear layers share, and what such a quantizer does around its arithmetic.
 
-    ``begin`` gives the copy of a model in the making; ``assemble`` makes all of it, for a quantizer that needs to see
-    one layer at a time. Nothing of a model is remembered here.
+    A quantizer is an attrs class that inherits from this one: it says its name in ``called``, has fields for its own
+    options, and the method ``quantize`` of :class:`quasar.protocols.Quantizer`. ``begin`` gives the copy of a model in
+    the making; ``assemble`` makes all of it, for a quantizer that needs to see one layer at a time. Nothing of a model
+    is remembered here.
 
     Args:
-        who: Name of the quantizer, for messages.
         lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own;
             the embedding keeps its values.
         include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
@@ -46,18 +48,20 @@ class Assembly:
         UnknownStrategyError: No kernel has that name.
     """
 
-    def __init__(
-        self, who: str, *, lm_head: bool = False, include: str = "", exclude: str = "", kernel: str = "auto"
-    ) -> None:
-        flag().check("lm_head", lm_head, who=who)
-        self.who = who
-        self._lm_head, self._include, self._exclude = lm_head, str(include), str(exclude)
-        self._kernel = str(kernel)
-        self._kernels = KernelChooser(self._kernel)
+    called: ClassVar[str]
+    lm_head: bool = option(False, flag())
+    include: str = attrs.field(default="", converter=str)
+    exclude: str = attrs.field(default="", converter=str)
+    kernel: str = attrs.field(default="auto", converter=str)
+    _kernels: KernelChooser = attrs.field(init=False, repr=False, eq=False)
+
+    @_kernels.default
+    def _chooser(self) -> KernelChooser:
+        return KernelChooser(self.kernel)
 
     def choose(self, model: nn.Module) -> list[Layer]:
         """The layers to quantize; raises as :func:`quasar.weights.layers.choose_layers` does."""
-        return choose_layers(model, self.who, lm_head=self._lm_head, include=self._include, exclude=self._exclude)
+        return choose_layers(model, self.called, lm_head=self.lm_head, include=self.include, exclude=self.exclude)
 
     def begin(self, model: nn.Module) -> QuantizedCopy:
         """The copy of ``model`` in the making."""
@@ -65,30 +69,19 @@ class Assembly:
 
     @torch.no_grad()
     def assemble(
-        self,
-        model: nn.Module,
-        layers: Sequence[Layer],
-        quantize: Callable[[Layer], QuantizedWeight],
-        options: Mapping[str, Any],
+        self, model: nn.Module, layers: Sequence[Layer], quantize: Callable[[Layer], QuantizedWeight]
     ) -> Quantized:
-        """A quantized copy, each layer by itself, in the order of the modules.
-
-        Args:
-            options: What the quantizer describes of itself.
-        """
+        """A quantized copy, each layer by itself, in the order of the modules."""
         copy = self.begin(model)
         for layer in track(layers, "quantizing"):
             copy.place(layer, quantize(layer))
-        return copy.finish(options)
+        return copy.finish(self.describe())
 
-    def describe(self) -> dict[str, Any]:
-        """The shared options."""
-        return {
-            "lm_head": self._lm_head,
-            "include": self._include,
-            "exclude": self._exclude,
-            "kernel": self._kernel,
-        }
+    def describe(self) -> Mapping[str, Any]:
+        """The name and the options, those of this quantizer alone first."""
+        shared = attrs.fields_dict(LayerQuantizer)
+        options = {field.name: getattr(self, field.name) for field in attrs.fields(type(self)) if field.init}
+        return {"quantizer": self.called} | dict(sorted(options.items(), key=lambda option: option[0] in shared))
 
 
 class QuantizedCopy:

@@ -8,7 +8,7 @@ kernels execute them. hqq's own forward maps the weight back at every call, whic
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
-from quasar.options import choice
-from quasar.quantizers.assembly import Assembly
+from quasar.options import choice, option
+from quasar.quantizers.assembly import LayerQuantizer
 from quasar.quantizers.options import activations as known_activations
 from quasar.quantizers.options import check_group, group_size
 from quasar.types import Quantized
@@ -27,7 +27,8 @@ from quasar.weights.record import ActivationScheme, QuantizedWeight
 _BITS = (8, 4, 3, 2)
 
 
-class HqqQuantizer:
+@attrs.frozen
+class HqqQuantizer(LayerQuantizer):
     """Quantizes all linear layers to few bits.
 
     Args:
@@ -37,29 +38,15 @@ class HqqQuantizer:
         axis: 1: a group is a piece of a row, which belongs to one output. 0: it is a piece of a column, hqq's own
             default; its scales then take as much memory as the weights did.
         activations: How inputs are rounded at run time: ``"none"``, ``"int8_per_token"`` or ``"int8_per_group"``.
-        lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own.
-        include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
-        exclude: Patterns of layer names to leave alone.
-        kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
     """
 
-    def __init__(
-        self,
-        bits: int = 4,
-        group: int = 64,
-        axis: int = 1,
-        activations: ActivationScheme = "none",
-        lm_head: bool = False,
-        include: str = "",
-        exclude: str = "",
-        kernel: str = "auto",
-    ) -> None:
-        self._bits: int = choice(*_BITS).accepted("bits", bits, who="hqq")
-        self._group: int = group_size.accepted("group", group, who="hqq")
-        self._axis: int = choice(0, 1).accepted("axis", axis, who="hqq")
-        known_activations.check("activations", activations, who="hqq")
-        self._activations: ActivationScheme = activations
-        self._assembly = Assembly("hqq", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
+    called = "hqq"
+    bits: int = option(4, choice(*_BITS))
+    group: int = option(64, group_size)
+    axis: int = option(1, choice(0, 1))
+    activations: ActivationScheme = attrs.field(default="none", validator=known_activations)
+
+    def __attrs_post_init__(self) -> None:
         _library()  # refuse before a model is loaded
 
     def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> Quantized:
@@ -68,25 +55,14 @@ class HqqQuantizer:
         Raises:
             InvalidRequestError: The group does not fit a layer; the message names it, before any weight is touched.
         """
-        layers = self._assembly.choose(model)
+        layers = self.choose(model)
         for layer in layers:
-            check_group("hqq", layer, self._group, axis=self._axis)
-        return self._assembly.assemble(model, layers, self._quantize_layer, self.describe())
-
-    def describe(self) -> Mapping[str, Any]:
-        """The options."""
-        return {
-            "quantizer": "hqq",
-            "bits": self._bits,
-            "group": self._group,
-            "axis": self._axis,
-            "activations": self._activations,
-            **self._assembly.describe(),
-        }
+            check_group(self.called, layer, self.group, axis=self.axis)
+        return self.assemble(model, layers, self._quantize_layer)
 
     def _quantize_layer(self, layer: Layer) -> QuantizedWeight:
-        record = quantize_hqq(layer.weight, bits=self._bits, group=self._group, axis=self._axis)
-        return attrs.evolve(record, activations=self._activations)
+        record = quantize_hqq(layer.weight, bits=self.bits, group=self.group, axis=self.axis)
+        return attrs.evolve(record, activations=self.activations)
 
 
 def quantize_hqq(weight: Tensor, *, bits: int, group: int, axis: int) -> QuantizedWeight:

@@ -1,7 +1,7 @@
 """What a quantizer rounded, kept beside what it made: the same copy of the model without any rounding.
 
 A quantizer that moves scales between layers changes weights before it rounds them. To tell the two apart,
-:class:`quasar.quantizers.assembly.Assembly` hands each weight to :func:`keep` as it is just before the rounding.
+:class:`quasar.quantizers.assembly.QuantizedCopy` hands each weight to :func:`keep` as it is just before the rounding.
 """
 
 from __future__ import annotations

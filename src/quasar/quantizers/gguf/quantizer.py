@@ -7,17 +7,17 @@ file and takes the blocks themselves, so that the quantized model computes with 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.progress import track
-from quasar.quantizers.assembly import Assembly
+from quasar.quantizers.assembly import LayerQuantizer
 from quasar.quantizers.gguf.blocks import BLOCK_FORMATS, record_of
 from quasar.quantizers.gguf.file import GgufFile, Stored
 from quasar.quantizers.options import activations as known_activations
@@ -27,40 +27,30 @@ from quasar.weights.provenance import source_of
 from quasar.weights.record import ActivationScheme, QuantizedWeight
 
 
-class GgufQuantizer:
+@attrs.frozen
+class GgufQuantizer(LayerQuantizer):
     """Takes all linear layers from the file that the model was loaded from, where it stores them as blocks.
 
     The types are Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q2_K to Q6_K. A layer of another type is left alone.
+    With ``lm_head``, a head that shares its weight with the embedding gets the embedding's blocks.
 
     Args:
         file: Path of the ``.gguf`` file; none: the one that the model was loaded from.
-        lm_head: Take the output head too. A head that shares its weight with the embedding gets the embedding's blocks.
-        include: Patterns of layer names to take, as in ``*.mlp.*``, with ``|`` between them; none: all.
-        exclude: Patterns of layer names to leave alone.
         activations: How the inputs of a layer are rounded: ``"none"``, ``"int8_per_token"`` or ``"int8_per_group"``.
             The last is about what llama.cpp does: there, groups are blocks of 32, or of 256 for the types with a K.
-        kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
     """
 
-    def __init__(
-        self,
-        file: str = "",
-        lm_head: bool = False,
-        include: str = "",
-        exclude: str = "",
-        activations: ActivationScheme = "none",
-        kernel: str = "auto",
-    ) -> None:
-        known_activations.check("activations", activations, who="gguf")
+    called = "gguf"
+    file: str = attrs.field(default="", converter=str)
+    activations: ActivationScheme = attrs.field(default="none", validator=known_activations)
+
+    def __attrs_post_init__(self) -> None:
         if find_spec("gguf") is None:
             raise InvalidRequestError(
                 "the quantizer gguf needs the package gguf; install it with: pip install 'quasar-decode[gguf]'"
             )
-        self._file = Path(str(file)).expanduser() if file else None
-        if self._file is not None and not self._file.is_file():
-            raise InvalidRequestError(f"gguf: there is no file {self._file}")
-        self._activations: ActivationScheme = activations
-        self._assembly = Assembly("gguf", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
+        if self.file and not self._named_path.is_file():
+            raise InvalidRequestError(f"gguf: there is no file {self._named_path}")
 
     @torch.no_grad()
     def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> Quantized:
@@ -70,9 +60,9 @@ class GgufQuantizer:
             InvalidRequestError: A layer of the model is not what the file stores.
             UnsupportedModelError: There is no file to read, or it has no layer in blocks of a type that is known here.
         """
-        layers = self._assembly.choose(model)
+        layers = self.choose(model)
         file = GgufFile(self._path_for(model), model)
-        copy, reasons, types = self._assembly.begin(model), {}, Counter[str]()
+        copy, reasons, types = self.begin(model), {}, Counter[str]()
         for layer in track(layers, "reading"):
             stored = file.find(layer)
             if stored is None or stored.type_name not in BLOCK_FORMATS:
@@ -89,13 +79,12 @@ class GgufQuantizer:
         facts = {"file": str(file.path), "types": dict(sorted(types.items()))}
         return copy.finish(self.describe(), facts, reasons=reasons)
 
-    def describe(self) -> Mapping[str, Any]:
-        """The options."""
-        own = {"quantizer": "gguf", "file": str(self._file or ""), "activations": self._activations}
-        return own | self._assembly.describe()
+    @property
+    def _named_path(self) -> Path:
+        return Path(self.file).expanduser()
 
     def _path_for(self, model: nn.Module) -> Path:
-        path = self._file or source_of(model)
+        path = self._named_path if self.file else source_of(model)
         if path is None:
             raise UnsupportedModelError(
                 "gguf: this model was not loaded from a .gguf file by name; say which file its weights are from, "
@@ -106,7 +95,7 @@ class GgufQuantizer:
     def _record(self, file: GgufFile, stored: Stored, layer: Layer) -> QuantizedWeight:
         if stored.shape != layer.weight.shape:
             raise _mismatch(file, stored, layer, f"shape {list(layer.weight.shape)}, stored {list(stored.shape)}")
-        record = record_of(file.rows_of(stored, layer), stored.type_name, self._activations)
+        record = record_of(file.rows_of(stored, layer), stored.type_name, self.activations)
         if (apart := _difference(record.dequantize(), layer.weight)) is not None:
             raise _mismatch(file, stored, layer, f"values differ by up to {apart:.2g}")
         return record

@@ -8,16 +8,16 @@ key-value cache stay as they are, and so does the output head unless asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from quasar.errors import InvalidRequestError
-from quasar.options import Expectation, choice, number
+from quasar.options import Expectation, choice, number, option
 from quasar.progress import track
-from quasar.quantizers.assembly import Assembly, QuantizedCopy
+from quasar.quantizers.assembly import LayerQuantizer, QuantizedCopy
 from quasar.quantizers.options import check_group, group_size
 from quasar.quantizers.ranges import Range, input_ranges
 from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
@@ -28,13 +28,18 @@ from quasar.quantizers.w8a8.shifting import shift_norm
 from quasar.types import Quantized
 from quasar.weights.layers import Layer, linear_layers
 
-_SMOOTHINGS = {True: "scale", False: "none", "scale": "scale", "shift": "shift", "none": "none"}
-_SMOOTHING = Expectation("scale, shift or none", lambda value: isinstance(value, str | bool) and value in _SMOOTHINGS)
+_SMOOTHING = choice("scale", "shift", "none")
 _SHARE = number(at_least=0, at_most=1)
 _ALPHA = Expectation(f"{_SHARE.expected}, or search", lambda value: value == "search" or _SHARE.holds(value))
 
 
-class W8A8Quantizer:
+def _named_smoothing(value: object) -> object:
+    """True and False stand for two of the names."""
+    return {True: "scale", False: "none"}[value] if isinstance(value, bool) else value
+
+
+@attrs.frozen
+class W8A8Quantizer(LayerQuantizer):
     """Quantizes all linear layers to 8 bits.
 
     Args:
@@ -46,31 +51,18 @@ class W8A8Quantizer:
             ``"search"``: for each group of layers the one with which their outputs err least.
         activations: ``"dynamic"``: each row of activations has scales of its own; ``"static"``: one scale a layer,
             from calibration, which is then needed.
-        lm_head: Quantize the output head too. A head that shares its weight with the embedding gets one of its own;
-            the embedding keeps its values.
-        include: Patterns of layer names to quantize, as in ``*.mlp.*``, with ``|`` between them; none: all.
-        exclude: Patterns of layer names to leave alone.
-        kernel: Name of the kernel that executes the layers; ``"auto"`` takes the fastest for each.
     """
 
-    def __init__(
-        self,
-        group: int = -1,
-        smooth: str | bool = "scale",
-        alpha: float | str = 0.5,
-        activations: str = "dynamic",
-        lm_head: bool = False,
-        include: str = "",
-        exclude: str = "",
-        kernel: str = "auto",
-    ) -> None:
-        group = group_size.accepted("group", group, who="w8a8")
-        smooth = _SMOOTHING.accepted("smooth", smooth, who="w8a8")
-        self._alpha: float | str = _ALPHA.accepted("alpha", alpha, who="w8a8")
-        choice("dynamic", "static").check("activations", activations, who="w8a8")
-        self._smooth = _SMOOTHINGS[smooth]
-        self._scheme = Int8Scheme(group, static=activations == "static")
-        self._assembly = Assembly("w8a8", lm_head=lm_head, include=include, exclude=exclude, kernel=kernel)
+    called = "w8a8"
+    group: int = option(-1, group_size)
+    smooth: str = attrs.field(default="scale", validator=_SMOOTHING, converter=_named_smoothing)
+    alpha: float | str = option(0.5, _ALPHA)
+    activations: str = option("dynamic", choice("dynamic", "static"))
+
+    @property
+    def scheme(self) -> Int8Scheme:
+        """How a layer is rounded."""
+        return Int8Scheme(self.group, static=self.activations == "static")
 
     @torch.no_grad()
     def quantize(self, model: nn.Module, calibration: Sequence[Tensor] | None = None) -> Quantized:
@@ -80,32 +72,21 @@ class W8A8Quantizer:
             InvalidRequestError: The group does not fit a layer, or static activations lack calibration; before any
                 weight is touched.
         """
-        layers = self._assembly.choose(model)
+        layers = self.choose(model)
         for layer in layers:
-            check_group("w8a8", layer, self._scheme.group)
+            check_group(self.called, layer, self.group)
         ranges = self._measure_inputs(model, layers, calibration or ())
-        copy = self._assembly.begin(model)
+        copy = self.begin(model)
         folds = self._fold_smoothing(model, copy.model, layers, calibration or ())
         for layer in track(layers, "quantizing"):
             self._place(copy, layer, folds[layer.name], ranges.get(layer.name))
         return copy.finish(self.describe(), {"smoothed_layers": copy.n_smoothed})
 
-    def describe(self) -> Mapping[str, Any]:
-        """The options."""
-        return {
-            "quantizer": "w8a8",
-            "group": self._scheme.group,
-            "smooth": self._smooth,
-            "alpha": self._alpha,
-            "activations": "static" if self._scheme.static else "dynamic",
-            **self._assembly.describe(),
-        }
-
     def _measure_inputs(
         self, model: nn.Module, layers: Sequence[Layer], calibration: Sequence[Tensor]
     ) -> dict[str, Range]:
         """What static activations need to know, and nothing where they are dynamic."""
-        if not self._scheme.static:
+        if not self.scheme.static:
             return {}
         if not calibration:
             raise InvalidRequestError(
@@ -119,9 +100,9 @@ class W8A8Quantizer:
     ) -> dict[str, Fold]:
         """Divide and shift the norms of ``quantized``; returns what is left to do to each layer."""
         folds = {layer.name: Fold() for layer in layers}
-        if self._smooth == "none" or not calibration:
+        if self.smooth == "none" or not calibration:
             return folds
-        rows = -(-SAMPLED_ROWS // len(calibration)) if self._alpha == "search" else 0
+        rows = -(-SAMPLED_ROWS // len(calibration)) if self.alpha == "search" else 0
         for group in trace_groups(model, list(linear_layers(model)), calibration, rows=rows):
             if not group.consumers.keys() <= folds.keys():
                 continue
@@ -141,19 +122,19 @@ class W8A8Quantizer:
 
     def _shift_of(self, group: Group) -> Tensor | None:
         """``[in]``; a product of two layers' outputs cannot be shifted by either."""
-        if self._smooth != "shift" or not group.is_norm or group.range is None:
+        if self.smooth != "shift" or not group.is_norm or group.range is None:
             return None
         return group.range.middle.nan_to_num(0.0, 0.0, 0.0)
 
     def _scales_of(self, group: Group, shift: Tensor | None) -> Tensor:
-        if self._alpha == "search":
-            return searched_scales(group, self._scheme, shift)
+        if self.alpha == "search":
+            return searched_scales(group, self.scheme, shift)
         peaks = None if shift is None or group.range is None else group.range.moved(shift, None).peaks
-        return smoothing_scales(group, float(self._alpha), peaks)
+        return smoothing_scales(group, float(self.alpha), peaks)
 
     def _place(self, copy: QuantizedCopy, layer: Layer, fold: Fold, inputs: Range | None) -> None:
         weight = fold.apply(layer.weight)
         peak = None if inputs is None else inputs.moved(fold.shift, fold.columns).peaks.amax()
-        record = self._scheme.record(weight, peak)
+        record = self.scheme.record(weight, peak)
         bias, smoothed = fold.apply_to_bias(layer.bias, layer.weight), fold.columns is not None
         copy.place(layer, record, weight=weight, bias=bias, smoothed=smoothed)

@@ -19,6 +19,7 @@ from quasar.checkpoints.context import declared_context
 from quasar.checkpoints.places import context_of
 from quasar.commands import cli, console
 from quasar.pipeline.pipeline import Pipeline
+from quasar.registry.plugins import KINDS
 from quasar.testing.fakes import TableLM
 from quasar.types import Verdict
 from toys import CHAT_TEMPLATE, character_tokenizer, table_lm, tiny_llama, toy_pipeline, word_tokenizer
@@ -125,7 +126,7 @@ def test_without_a_command_there_is_help(quasar_command, arguments):
 
 
 MISTAKES = {
-    "unknown command": (["gen"], "No such command 'gen'"),
+    "unknown command": (["gnerate"], "no command named 'gnerate'. Did you mean 'generate'? Installed: generate, insp"),
     "unknown option": (["generate", "x", "--max-token", "5"], "No such option"),
     "blank prompt": (["generate", " \n"], "the prompt is blank; write one after 'quasar generate', or pipe one in"),
     "no characters": (["generate", "", "--raw"], "the prompt is blank"),
@@ -778,7 +779,7 @@ def test_the_listing_names_kind_name_origin_version_and_status(quasar_command):
     assert (status, err) == (0, "")
     assert head == ["KIND", "NAME", "ORIGIN", "VERSION", "STATUS"]
     assert ["drafter", "ngram", "quasar-decode", quasar.__version__, "ok"] in rows
-    assert {row[0] for row in rows} == {"drafter", "verifier", "quantizer", "policy", "kernel", "checkpoint"}
+    assert {row[0] for row in rows} == {*KINDS, "command"}
     assert missing.startswith("not installed: quasar-native, compiled kernels")
 
 

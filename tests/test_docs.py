@@ -30,7 +30,7 @@ from quasar.policies.typical import TypicalPolicy
 from quasar.quantizers.gguf.quantizer import GgufQuantizer
 from quasar.quantizers.hqq import HqqQuantizer
 from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
-from quasar.registry import hookspecs, plugins, registry
+from quasar.registry import builtins, hookspecs, plugins, registry
 from quasar.registry.signatures import check_class
 from quasar.registry.spec import parse_spec
 from quasar.testing import check_drafter, check_policy, check_quantizer, check_verifier
@@ -173,12 +173,12 @@ def test_writing_plugins_teaches_every_kind():
         if "@hookimpl" not in snippet:
             continue
         namespace = run("writing-plugins.md", i)
-        for kind, (hook, protocol) in plugins.KINDS.items():
+        for hook, kind in plugins.HOOKS.items():
             for name, factory in namespace.get(hook, dict)().items():
                 taught.add(kind)
                 if inspect.isclass(factory):
-                    check_class(protocol, factory, name)
-    assert taught == set(plugins.KINDS)
+                    check_class(plugins.KINDS[kind][1], factory, name)
+    assert taught == set(plugins.HOOKS.values())
 
 
 def test_the_example_plugin_is_included_whole_and_short():
@@ -237,7 +237,7 @@ def test_the_options_of_a_command_are_those_of_its_help(command, heading):
 
 def test_every_command_has_a_heading():
     named = {heading.split()[1] for heading in headings("cli.md")}
-    assert named == set(cli.cli.commands)
+    assert named == set(builtins.quasar_commands())
 
 
 def test_the_json_keys_of_generate():

@@ -471,9 +471,10 @@ def test_a_session_that_does_not_fit_is_refused_when_decoding_starts():
 
 
 def test_strategies_are_listed_by_kind_and_name():
-    """In the order of the protocols, whatever the order of plug-ins."""
+    """In the order of the hooks, whatever the order of plug-ins."""
     kinds = [entry.kind for entry in default_registry().entries()]
-    assert list(dict.fromkeys(kinds)) == ["drafter", "verifier", "quantizer", "policy", "kernel", "checkpoint"]
+    expected = ["drafter", "verifier", "quantizer", "policy", "kernel", "checkpoint", "command"]
+    assert list(dict.fromkeys(kinds)) == expected
     assert [entry.name for entry in registry_of(b=EmptyDrafter, a=EmptyDrafter).entries("drafter")] == ["a", "b"]
 
 

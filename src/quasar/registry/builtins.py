@@ -1,4 +1,4 @@
-"""The strategies that come with Quasar, registered like anybody else's."""
+"""The strategies and commands that come with Quasar, registered like anybody else's."""
 
 from __future__ import annotations
 
@@ -58,4 +58,15 @@ def quasar_kernels() -> Mapping[str, Factory]:
         "dense": "quasar.kernels.dense:DenseKernel",
         "reference": "quasar.kernels.reference:ReferenceKernel",
         "torch": "quasar.kernels.torch_int8:TorchInt8Kernel",
+    }
+
+
+@hookimpl
+def quasar_commands() -> Mapping[str, Factory]:
+    return {
+        "generate": "quasar.commands.cli.generate:generate",
+        "inspect": "quasar.commands.cli.inspect:inspect",
+        "parity": "quasar.commands.cli.parity:parity",
+        "plugins": "quasar.commands.cli.plugins:plugins",
+        "quantize": "quasar.commands.cli.quantize:quantize",
     }

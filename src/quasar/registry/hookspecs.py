@@ -56,3 +56,8 @@ def quasar_checkpoints() -> Mapping[str, Factory]:  # type: ignore[empty-body]
 
     ``factory(config)`` gets the checkpoint's ``quantization_config`` and returns a CheckpointFormat.
     """
+
+
+@hookspec
+def quasar_commands() -> Mapping[str, Factory]:  # type: ignore[empty-body]
+    """Commands of the program ``quasar``, each a :class:`click.Command`, which may be a group, or its import path."""

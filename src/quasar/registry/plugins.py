@@ -38,11 +38,15 @@ KINDS: Mapping[str, tuple[str, type]] = {
     "kernel": ("quasar_kernels", Kernel),
     "checkpoint": ("quasar_checkpoints", CheckpointFormat),
 }
+"""The kinds of strategies: the hook that provides them, and their protocol."""
+
+HOOKS: Mapping[str, str] = {hook: kind for kind, (hook, _) in KINDS.items()} | {"quasar_commands": "command"}
+"""All hooks, and the kind of what each provides. A command is no strategy; the command line looks at what it gets."""
 
 
 @attrs.frozen(order=True)
 class Origin:
-    """Where a strategy comes from: a distribution, its version and the entry point in it."""
+    """Where a strategy or a command comes from: a distribution, its version and the entry point in it."""
 
     distribution: str
     version: str
@@ -54,12 +58,15 @@ class Origin:
 
 @attrs.frozen
 class Entry:
-    """One strategy that a plug-in provides."""
+    """One strategy or command that a plug-in provides."""
 
     kind: str
     name: str
     factory: Factory
     origin: Origin
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} of {self.origin}"
 
 
 @attrs.frozen
@@ -144,8 +151,8 @@ def _fault(origin: Origin, what: str, cause: BaseException) -> PluginError:
 
 
 def _findings(plugin: object, origin: Origin) -> Iterator[Entry | PluginError]:
-    """Each strategy of a plug-in and each fault, kind by kind in the order of the protocols."""
-    known = {hook: kind for kind, (hook, _) in KINDS.items()}
+    """What a plug-in provides and each fault, kind by kind in the order of the hooks."""
+    known = list(HOOKS)
     try:
         implemented = _implementations(plugin)
     except KeyboardInterrupt:
@@ -155,9 +162,9 @@ def _findings(plugin: object, origin: Origin) -> Iterator[Entry | PluginError]:
         return
     if not implemented:
         yield PluginError(f"plug-in {origin} implements no hook: mark one of {', '.join(known)} with @quasar.hookimpl")
-    for hook in sorted(implemented, key=lambda hook: list(known).index(hook) if hook in known else len(known)):
+    for hook in sorted(implemented, key=lambda hook: known.index(hook) if hook in known else len(known)):
         if hook not in known:
-            yield _unknown_hook(hook, list(known), origin)
+            yield _unknown_hook(hook, known, origin)
             continue
         try:
             provided = _provided(hook, implemented[hook], origin)
@@ -168,7 +175,7 @@ def _findings(plugin: object, origin: Origin) -> Iterator[Entry | PluginError]:
         except BaseException as cause:
             yield _fault(origin, "failed while registering", cause)
         else:
-            yield from _entries(known[hook], hook, provided, origin)
+            yield from _entries(HOOKS[hook], hook, provided, origin)
 
 
 def _implementations(plugin: object) -> dict[str, Any]:
@@ -221,7 +228,7 @@ def _check_entry(kind: str, hook: str, name: object, factory: object, origin: Or
             f"plug-in {origin}: the factory of {kind} {name!r} is {factory!r}, expected a callable or "
             "'package.module:attribute'"
         )
-    if inspect.isclass(factory):
+    if inspect.isclass(factory) and kind in KINDS:
         who = f"{kind} {name!r} of plug-in {origin}"
         check_class(KINDS[kind][1], factory, who)
         if kind == "drafter" and hasattr(factory, "bind"):

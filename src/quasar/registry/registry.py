@@ -7,7 +7,6 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, get_args
 
 import attrs
@@ -16,8 +15,8 @@ from quasar.errors import InvalidRequestError, PluginError, QuasarError, Unknown
 from quasar.options import did_you_mean
 from quasar.protocols import Bindable, ChecksSampling, Describable, Invariance, Ranked, Strictable
 from quasar.registry.builtins import FUNCTION_DRAFTER
-from quasar.registry.hookspecs import Factory
-from quasar.registry.plugins import KINDS, Entry, LoadedPlugin, Origin, load_plugins
+from quasar.registry.importing import resolve
+from quasar.registry.plugins import HOOKS, KINDS, Entry, LoadedPlugin, Origin, load_plugins
 from quasar.registry.signatures import check_function, check_signatures, offers
 from quasar.registry.spec import Option, parse_spec
 
@@ -35,14 +34,11 @@ class Shadowed:
     winner: Origin
 
     def __str__(self) -> str:
-        return (
-            f"{self.entry.kind} {self.entry.name!r} of {self.entry.origin} is ignored: "
-            f"{self.winner} provides that name already"
-        )
+        return f"{self.entry} is ignored: {self.winner} provides that name already"
 
 
 class Registry:
-    """All strategies of all loaded plug-ins. On a name clash the earlier plug-in wins: built-ins, then by name."""
+    """All that loaded plug-ins provide. On a name clash the earlier plug-in wins: built-ins, then by name."""
 
     def __init__(self, plugins: Iterable[LoadedPlugin]) -> None:
         self.plugins = tuple(plugins)
@@ -54,8 +50,8 @@ class Registry:
                 self.shadowed.append(Shadowed(entry, winner.origin))
 
     def entries(self, kind: str | None = None) -> list[Entry]:
-        """What can be had by name, sorted by kind (in the order of the protocols) and name."""
-        order = list(KINDS)
+        """What can be had by name, sorted by kind (in the order of the hooks) and name."""
+        order = list(HOOKS.values())
         found = [entry for entry in self._entries.values() if kind in (None, entry.kind)]
         return sorted(found, key=lambda entry: (order.index(entry.kind), entry.name))
 
@@ -99,13 +95,12 @@ class Registry:
     def check_name(self, kind: str, spec: object) -> None:
         """Raise what :meth:`build` would raise for the name in a spec string. Nothing heavy is imported for that."""
         if isinstance(spec, str):
-            self._entry(kind, parse_spec(spec)[0])
+            self.entry(kind, parse_spec(spec)[0])
 
     def required_options(self, kind: str, name: str) -> list[str]:
         """Options that the factory of that name has no default for."""
-        entry = self._entry(kind, name)
-        factory = _resolve(entry.factory, f"{kind} {name!r} of {entry.origin}")
-        return _required(_options_of(factory, int(kind == "verifier")))
+        entry = self.entry(kind, name)
+        return _required(_options_of(resolve(entry.factory, str(entry)), int(kind == "verifier")))
 
     def check_verifier(self, choice: object) -> None:
         """Check what verifies a model that is not there yet: a spec string, or a function from it to a Verifier."""
@@ -138,13 +133,12 @@ class Registry:
         """Factories that take part in ``"auto"``, fastest first; one that cannot be imported is logged and left out."""
         ranked: list[tuple[str, Any]] = []
         for entry in self.entries("verifier"):
-            who = f"verifier {entry.name!r} of {entry.origin}"
             try:
-                factory = _resolve(entry.factory, who)
+                factory = resolve(entry.factory, str(entry))
             except PluginError as error:
                 logger.warning(error)
                 continue
-            if offers(Ranked, factory, who):
+            if offers(Ranked, factory, str(entry)):
                 ranked.append((entry.name, factory))
         return sorted(ranked, key=lambda named: -named[1].speed)
 
@@ -156,13 +150,19 @@ class Registry:
     def _prepare(self, kind: str, spec: str, n_arguments: int) -> tuple[Callable[..., Any], dict[str, Option], str]:
         """The factory, the options that it takes, and how to call the strategy in a message."""
         name, options = parse_spec(spec)
-        entry = self._entry(kind, name)
-        who = f"{kind} {name!r} of {entry.origin}"
-        factory = _resolve(entry.factory, who)
+        entry = self.entry(kind, name)
+        who = str(entry)
+        factory = resolve(entry.factory, who)
         _check_options(factory, options, n_arguments, who)
         return factory, options, who
 
-    def _entry(self, kind: str, name: str) -> Entry:
+    def entry(self, kind: str, name: str) -> Entry:
+        """What has that name.
+
+        Raises:
+            UnknownStrategyError: Nothing installed has it.
+            PluginError: A plug-in that is broken may have meant to provide it.
+        """
         if (entry := self._entries.get((kind, name))) is not None:
             return entry
         broken = [plugin for plugin in self.plugins if plugin.errors]
@@ -209,23 +209,6 @@ def _one_line(value: object) -> str:
     return f"{' '.join(repr(value).split()):.80}"
 
 
-def _resolve(factory: Factory, who: str) -> Callable[..., Any]:
-    if not isinstance(factory, str):
-        return factory
-    module, _, path = factory.partition(":")
-    try:
-        found: Any = import_module(module)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise PluginError(f"{who}: {factory} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise PluginError(f"{who}: {factory} is {type(found).__name__}, expected a callable")
-    return found  # type: ignore[no-any-return]
-
-
 def _check_options(factory: Callable[..., Any], options: Mapping[str, Option], n_arguments: int, who: str) -> None:
     parameters = _options_of(factory, n_arguments)
     if missing := [name for name in _required(parameters) if name not in options]:
@@ -258,7 +241,7 @@ def _checked(kind: str, strategy: object, who: str) -> Any:
     protocol = KINDS[kind][1]
     if kind == "drafter" and callable(strategy) and not hasattr(strategy, "start"):
         check_function(strategy, lambda token_ids, k: (), who)
-        return _resolve(FUNCTION_DRAFTER, who)(strategy)
+        return resolve(FUNCTION_DRAFTER, who)(strategy)
     check_signatures(protocol, strategy, who)
     for optional in _OPTIONAL.get(kind, ()):
         offers(optional, strategy, who)

@@ -15,7 +15,7 @@ from quasar.errors import QuasarError
 @options.as_json("a JSON list")
 @click.option("--strict", is_flag=True, help="Exit with 2 if a plug-in is broken or a name is taken twice.")
 def plugins(as_json: bool, strict: bool) -> None:
-    """List the installed strategies, and the plug-ins that could not be loaded."""
+    """List the installed strategies and commands, and what is wrong with a plug-in."""
     from quasar.registry.plugins import load_plugins
     from quasar.registry.registry import Registry
 

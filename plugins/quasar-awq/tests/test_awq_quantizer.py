@@ -229,6 +229,14 @@ def test_a_group_that_does_not_fit_is_refused_before_any_weight_is_touched(optio
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_prompt_that_is_longer_than_the_context_is_refused():
+    """By its place; where nothing is searched, no prompt is used and none is refused."""
+    model = tiny("llama", max_position_embeddings=32)
+    with pytest.raises(InvalidRequestError, match="awq: calibration prompt 0 has 40 tokens, but the model's context"):
+        AwqQuantizer(group=32).quantize(model, CALIBRATION)
+    AwqQuantizer(group=32, grid=0).quantize(model, CALIBRATION)
+
+
 def test_odd_sizes_are_quantized_in_whole_rows_and_a_layer_can_be_left_out():
     """What the refusal proposes works."""
     model = tiny("llama", intermediate_size=100)

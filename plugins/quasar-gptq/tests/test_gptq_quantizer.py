@@ -168,6 +168,13 @@ def test_what_does_not_fit_names_layer_shape_and_choices_and_touches_nothing(opt
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_prompt_that_is_longer_than_the_context_is_refused():
+    """By its place, before any forward."""
+    model = tiny("llama", max_position_embeddings=32)
+    with pytest.raises(InvalidRequestError, match="gptq: calibration prompt 0 has 40 tokens, but the model's context"):
+        GptqQuantizer(group=32).quantize(model, CALIBRATION)
+
+
 def test_a_layer_of_odd_width_can_be_left_out_or_taken_whole():
     """A width of 100 has no group of 64."""
     model = tiny("llama", intermediate_size=100)

@@ -19,7 +19,7 @@ from quasar.options import choice, flag, integer, option
 from quasar.progress import track
 from quasar.quantizers.assembly import LayerQuantizer, QuantizedCopy
 from quasar.quantizers.options import activations as known_activations
-from quasar.quantizers.options import check_group, group_size
+from quasar.quantizers.options import check_group, checked_prompts, group_size
 from quasar.quantizers.smoothing import Fold, divide_norm
 from quasar.quantizers.tracing import Group, trace_groups
 from quasar.types import Quantized
@@ -64,13 +64,14 @@ class AwqQuantizer(LayerQuantizer):
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`. Without calibration: rounded to nearest.
 
         Raises:
-            InvalidRequestError: The group does not fit a layer; the message names it, before any weight is touched.
+            InvalidRequestError: The group does not fit a layer, or a calibration prompt does not fit the model; before
+                any weight is touched.
         """
         layers = self.choose(model)
         for layer in layers:
             check_group(self.called, layer, self.group)
+        prompts = checked_prompts(self.called, model, calibration) if self.grid > 0 else ()
         copy, clipped = self.begin(model), 0
-        prompts = calibration if calibration and self.grid > 0 else ()
         folds = self._search_scales(model, copy.model, layers, prompts)
         inputs_of = self._inputs_to_clip(model, layers, prompts)
         for layer in track(layers, "quantizing"):

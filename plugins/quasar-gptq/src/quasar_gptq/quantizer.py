@@ -14,7 +14,7 @@ from quasar.options import choice, flag, number, option
 from quasar.progress import track
 from quasar.quantizers.assembly import LayerQuantizer
 from quasar.quantizers.options import activations as known_activations
-from quasar.quantizers.options import check_group, group_size
+from quasar.quantizers.options import check_group, checked_prompts, group_size
 from quasar.types import Quantized
 from quasar.weights.layers import Layer
 from quasar.weights.record import ActivationScheme, QuantizedWeight
@@ -60,15 +60,17 @@ class GptqQuantizer(LayerQuantizer):
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`.
 
         Raises:
-            InvalidRequestError: The group does not fit a layer; the message names it, before any weight is touched.
+            InvalidRequestError: The group does not fit a layer, or a calibration prompt does not fit the model; before
+                any weight is touched.
             NumericalError: Also where the calibration prompts lead to inputs that are not finite.
         """
         layers = self.choose(model)
         for layer in layers:
             check_group(self.called, layer, self.group)
+        prompts = checked_prompts(self.called, model, calibration)
         calibrated, copy = 0, self.begin(model)
         blocks = blocks_of(model, layers)
-        with closing(observe_in_turn(copy.model, blocks, calibration or ())) as observed:
+        with closing(observe_in_turn(copy.model, blocks, prompts)) as observed:
             for _, (block, hessians) in zip(track(blocks, "quantizing"), observed, strict=False):
                 calibrated += len(hessians)
                 for layer in block.layers:

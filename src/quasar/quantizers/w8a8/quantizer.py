@@ -18,7 +18,7 @@ from quasar.errors import InvalidRequestError
 from quasar.options import Expectation, choice, number, option
 from quasar.progress import track
 from quasar.quantizers.assembly import LayerQuantizer, QuantizedCopy
-from quasar.quantizers.options import check_group, group_size
+from quasar.quantizers.options import check_group, checked_prompts, group_size
 from quasar.quantizers.ranges import Range, input_ranges
 from quasar.quantizers.smoothing import Fold, divide_norm, smoothing_scales
 from quasar.quantizers.tracing import Group, trace_groups
@@ -69,15 +69,16 @@ class W8A8Quantizer(LayerQuantizer):
         """Return the quantized copy; see :class:`quasar.protocols.Quantizer`.
 
         Raises:
-            InvalidRequestError: The group does not fit a layer, or static activations lack calibration; before any
-                weight is touched.
+            InvalidRequestError: The group does not fit a layer, a calibration prompt does not fit the model, or static
+                activations lack calibration; before any weight is touched.
         """
         layers = self.choose(model)
         for layer in layers:
             check_group(self.called, layer, self.group)
-        ranges = self._measure_inputs(model, layers, calibration or ())
+        prompts = checked_prompts(self.called, model, calibration)
+        ranges = self._measure_inputs(model, layers, prompts)
         copy = self.begin(model)
-        folds = self._fold_smoothing(model, copy.model, layers, calibration or ())
+        folds = self._fold_smoothing(model, copy.model, layers, prompts)
         for layer in track(layers, "quantizing"):
             self._place(copy, layer, folds[layer.name], ranges.get(layer.name))
         return copy.finish(self.describe(), {"smoothed_layers": copy.n_smoothed})

@@ -190,6 +190,7 @@ def test_a_plot_shows_zero_as_bitwise_and_counts_in_whole_numbers():
     assert shown == ["1", "2", "width", "0", "1", "argmax mismatches"]
     assert "none" not in shown
     assert "none" in labels(plots.counts({1: 0, 2: 0}))
+    assert labels(plots.counts(dict.fromkeys(range(1, 33), 1)))[:17] == [*map(str, range(1, 33, 2)), "width"]
     assert plots.lengths(range(1, 1001)).count("<clipPath") <= 1
     assert plots.lengths(range(1, 1001)).count('id="lengths-patch_') < 45
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from quasar.checkpoints.models import load_model
@@ -12,18 +13,25 @@ from quasar.pipeline.plan import Plan
 from quasar.pipeline.prompts import encode_prompt
 from quasar.progress import track
 from quasar.verifiers.causal_lm import CausalLMVerifier
-from quasar.verifiers.invariance import InvarianceReport, measure_invariance
+from quasar.verifiers.invariance import WIDTHS, InvarianceReport, measure_invariance
 from quasar.weights.linear import quantized_layers
 
 
 def measure_model(
-    name: str, *, tokens: int, dtype: str | None = None, device: str | None = None, **choices: Any
+    name: str,
+    *,
+    tokens: int,
+    widths: Iterable[int] = WIDTHS,
+    dtype: str | None = None,
+    device: str | None = None,
+    **choices: Any,
 ) -> tuple[InvarianceReport, AgreementReport]:
     """Load a model, make the target that ``choices`` describe, and measure it on the full model's own greedy text.
 
     Args:
         name: As for :func:`quasar.checkpoints.models.load_model`.
         tokens: How many tokens of text to make for each of Quasar's own prompts.
+        widths: Positions a forward to compare at, none of them more than ``tokens``.
         choices: ``quantizer``, ``verifier``, ``calibration``, ``strict``; see :class:`quasar.pipeline.plan.Plan`.
 
     Raises:
@@ -38,4 +46,4 @@ def measure_model(
     prompts = [encode_prompt(loaded.tokenizer, prompt) for prompt in own_prompts()]
     texts = [(len(prompt), greedy_text(full, prompt, tokens)) for prompt in track(prompts, "making text")]
     begin, token_ids = texts[0]
-    return measure_invariance(verifier, token_ids, begin), measure_agreement(full, verifier, texts)
+    return measure_invariance(verifier, token_ids, begin, widths), measure_agreement(full, verifier, texts)

@@ -31,6 +31,7 @@ _SETTINGS = {
 }
 _NO_METADATA = dict.fromkeys(["Date", "Creator", "Format", "Type"])
 _BARS = 32
+_TICKS = 16
 
 
 def require_matplotlib() -> None:
@@ -66,7 +67,7 @@ def differences(values: Mapping[int, float]) -> str:
         axes.set_yticks([foot, *decades], ["0, bitwise", *(f"1e{decade}" for decade in decades)])
         axes.plot(zeros, [foot] * len(zeros), "o", markerfacecolor="none", markeredgecolor=_ACCENT)
         axes.plot(list(logarithms), list(logarithms.values()), "o", color=_ACCENT)
-        axes.set_xticks(list(values))
+        axes.set_xticks(_some_of(list(values)))
 
     return _inline("differences", "width", "largest |Δlogit|", draw)
 
@@ -76,7 +77,7 @@ def counts(values: Mapping[int, int]) -> str:
 
     def draw(axes: Axes) -> None:
         axes.bar(list(values), list(values.values()), color=_ACCENT)
-        axes.set_xticks(list(values))
+        axes.set_xticks(_some_of(list(values)))
         _count_upwards(axes, max(values.values(), default=0))
 
     return _inline("counts", "width", "argmax mismatches", draw)
@@ -94,6 +95,11 @@ def lengths(runs: Sequence[int]) -> str:
         _count_upwards(axes, max(bars.values(), default=0))
 
     return _inline("lengths", "length of the run, in tokens", "runs", draw)
+
+
+def _some_of(widths: Sequence[int]) -> Sequence[int]:
+    """As many as have room for their numbers, at even distances."""
+    return widths[:: max(1, -(-len(widths) // _TICKS))]
 
 
 def _count_upwards(axes: Axes, largest: int) -> None:

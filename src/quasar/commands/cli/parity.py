@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +27,20 @@ if TYPE_CHECKING:
 @options.verifier
 @click.option("--strict", is_flag=True, help="Measure the strict verifier.")
 @click.option("--tokens", type=click.IntRange(min=16), default=64, show_default=True, help="Compared for each prompt.")
+@click.option(
+    "--widths", default="1-16", show_default=True, help="Positions a forward to measure at, such as 1-16,24,32."
+)
 @options.placement
 @options.as_json()
 @click.option("--html", "page", type=click.Path(path_type=Path), default=None, help="Also write a page with plots.")
-def parity(model: str, as_json: bool, page: Path | None, **choices: Any) -> None:
+def parity(model: str, widths: str, as_json: bool, page: Path | None, **choices: Any) -> None:
     """Measure whether logits depend on the width of a forward, and how far the target is from the full model.
 
     Exits with 1 if they depend on it more than the verifier declares.
     """
     console.prepare_terminal()
     early.check_names(choices)
+    measured_at = _numbers(widths, at_most=choices["tokens"])
     if page is not None:
         _check_page(page)
     from quasar.commands.parity import as_json as as_object
@@ -43,15 +48,26 @@ def parity(model: str, as_json: bool, page: Path | None, **choices: Any) -> None
     from quasar.progress import tracked_by
 
     with tracked_by(console.progress_bar):
-        invariance, agreement = measure_model(model, **choices)
+        invariance, agreement = measure_model(model, widths=measured_at, **choices)
     if as_json:
         print(json.dumps(as_object(invariance, agreement)))
     else:
         console.print_parity(invariance, agreement)
     if page is not None:
-        _write_page(page, invariance, agreement, {"model": model, **choices})
+        _write_page(page, invariance, agreement, {"model": model, "widths": widths, **choices})
     if not invariance.holds:
         raise click.exceptions.Exit(1)
+
+
+def _numbers(widths: str, *, at_most: int) -> list[int]:
+    """The numbers in ``1-16,32``, in order, each once."""
+    parts = [re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part) for part in widths.split(",")]
+    spans = [(int(part[1]), int(part[2] or part[1])) for part in parts if part]
+    if len(spans) < len(parts) or any(not 1 <= first <= last for first, last in spans):
+        raise click.UsageError(f"--widths {widths}: give numbers of at least 1 and ranges of them, such as 1-16,24,32")
+    if (widest := max(last for _, last in spans)) > at_most:
+        raise click.UsageError(f"--widths {widths}: {widest} positions a forward need --tokens {widest} at least")
+    return sorted({width for first, last in spans for width in range(first, last + 1)})
 
 
 def _check_page(page: Path) -> None:

@@ -128,6 +128,13 @@ def test_a_context_ends_where_every_further_token_would_change_earlier_ones():
     assert verifier.max_length == 64
     assert verifier.describe()["context_reason"].startswith("beyond 64 positions a rotary embedding of type 'dynamic'")
     assert "context_reason" not in CausalLMVerifier(model).describe()
+    reason = r"context is 64 \(beyond 64 positions a rotary embedding of type 'dynamic' would change earlier ones\); "
+    with pytest.raises(InvalidRequestError, match=f"{reason}at most 4 new tokens fit"):
+        Pipeline(verifier).generate_ids(random_prompt(60))
+    with pytest.raises(InvalidRequestError, match=f"{reason}shorten the prompt"):
+        verifier.start(random_prompt(65))
+    with pytest.raises(InvalidRequestError, match="context is 64; at most 4 new tokens fit"):
+        Pipeline(CausalLMVerifier(model)).generate_ids(random_prompt(60))
     prompt = random_prompt(20)
     pipe = Pipeline.from_model(model, quantizer="none", drafter="ngram", verifier="causal_lm")
     found = pipe.generate_ids(prompt, max_new_tokens=44, eos_token_id=None).token_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from quasar.checkpoints.hub import how_to_reach, is_on_the_hub
 from quasar.checkpoints.loading import load_quantized, quantization_of, why_unreadable
 from quasar.checkpoints.own import METHOD
 from quasar.checkpoints.places import locate
-from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, QuasarError
+from quasar.errors import CheckpointError, InvalidRequestError, ModelNotFoundError, QuasarError, UnsupportedModelError
 from quasar.timings import timed
 from quasar.weights.provenance import note_source
 
@@ -60,6 +61,7 @@ def load_model(
         ModelNotFoundError: Nothing is found under that name.
         InvalidRequestError: ``dtype`` or ``device`` is not one.
         CheckpointError: A quantized model whose files are damaged or incomplete.
+        UnsupportedModelError: transformers knows no causal LM of its kind.
     """
     place = _as_device(device)
     arguments = locate(name)
@@ -81,6 +83,11 @@ def load_model(
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, QuasarError):
             raise
+        if other := re.match(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", str(error)):
+            raise UnsupportedModelError(
+                f"model {name!r} has the configuration {other[1]}, for which transformers has no causal LM; give a "
+                "decoder-only language model (…ForCausalLM)"
+            ) from error
         raise ModelNotFoundError(f"model {name!r} cannot be loaded: {_first_line(error)}") from error
     if missing:  # transformers makes them up, with a warning
         raise CheckpointError(f"model {name!r} lacks {missing[0]} ({len(missing)} such names)")

@@ -261,8 +261,16 @@ class Pipeline:
             room = limit - len(prompt_ids)
             raise InvalidRequestError(
                 f"the prompt has {len(prompt_ids)} tokens and max_new_tokens={max_new_tokens}, but the model's context "
-                f"is {limit}; " + (f"at most {room} new tokens fit" if room > 0 else "shorten the prompt")
+                f"is {limit}{_why_no_more(self.verifier)}; "
+                + (f"at most {room} new tokens fit" if room > 0 else "shorten the prompt")
             )
+
+
+def _why_no_more(verifier: Verifier) -> str:
+    """Why a verifier takes no longer sequences, in parentheses; nothing where that is the model's own end."""
+    describe = getattr(verifier, "describe", None)
+    reason = describe().get("context_reason") if describe else None
+    return f" ({reason})" if reason else ""
 
 
 def _eos_of(model: PreTrainedModel, tokenizer: Any) -> int | list[int] | None:

@@ -71,7 +71,7 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
         UnsupportedModelError: Recurrent, hybrid or encoder-decoder models, a layer with a cache of its own kind, or a
             model without a cache.
     """
-    name = f"{type(model).__name__} (model type {model.config.model_type!r})"
+    name = described(model)
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name} is an encoder-decoder model; Quasar decodes decoder-only models")
     if not model.can_generate():
@@ -89,6 +89,11 @@ def check_can_roll_back(model: PreTrainedModel) -> None:
             f"{name} keeps {kept}, which cannot be rolled back to the last accepted token; speculative decoding needs "
             "a model whose layers all cache keys and values"
         )
+
+
+def described(model: PreTrainedModel) -> str:
+    """A model in a message that refuses it."""
+    return f"{type(model).__name__} (model type {model.config.model_type!r})"
 
 
 _KNOWN_LAYERS = {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}

@@ -15,6 +15,7 @@ from quasar.protocols import Invariance
 from quasar.verifiers.attention import use_row_attention
 from quasar.verifiers.cache import check_can_roll_back
 from quasar.verifiers.causal_lm_session import CausalLMSession
+from quasar.verifiers.causality import check_causal
 from quasar.verifiers.context import chosen_length, switch_of
 from quasar.verifiers.features import hidden_states_of
 from quasar.verifiers.fixed_width import use_fixed_panels
@@ -39,8 +40,8 @@ class CausalLMVerifier:
 
     Raises:
         InvalidRequestError: ``max_length`` is more than the model has positions for, or its weights are not loaded.
-        UnsupportedModelError: The model cannot be rolled back (recurrent, hybrid, encoder-decoder), has no output
-            head, or cannot be made strict.
+        UnsupportedModelError: The model is no causal LM, cannot be rolled back (recurrent, hybrid, encoder-decoder),
+            has no output head, or cannot be made strict.
     """
 
     speed = 0
@@ -70,6 +71,7 @@ class CausalLMVerifier:
         self._given = model
         self.model: PreTrainedModel = structure_copy(model).eval()
         attends_by_rows = use_row_attention(self.model)
+        check_causal(self.model)
         self.vocab_size: int = model.config.get_text_config().vocab_size
         self.max_length: int | None = chosen_length(model, max_length)
         self._asked_length, self._reason = max_length, ""
@@ -120,7 +122,7 @@ class CausalLMVerifier:
     def start(self, prompt_ids: Sequence[int], needs: frozenset[str] = frozenset()) -> CausalLMSession:
         n_layers = self.model.config.get_text_config().num_hidden_layers
         hidden = hidden_states_of(needs, n_layers, "causal_lm") if needs else {}
-        prompt = checked_prompt(prompt_ids, self.vocab_size, self.max_length)
+        prompt = checked_prompt(prompt_ids, self.vocab_size, self.max_length, self._reason)
         if self._switch is None:
             return CausalLMSession(self.model, prompt, hidden)
         return SwitchingSession(self.model, prompt, hidden, self._switch)

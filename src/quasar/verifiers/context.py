@@ -29,7 +29,7 @@ def declared_length(config: Any) -> int | None:
     embeddings of their own: those configurations (Gemma 3) count it already.
     """
     positions = getattr(config, "max_position_embeddings", None)
-    if not isinstance(positions, int):
+    if not isinstance(positions, int) or positions < 1:  # XLNet says -1: as many as you like
         return None
     rope = getattr(config, "rope_parameters", None) or {}
     nested = any(isinstance(value, Mapping) for value in rope.values())

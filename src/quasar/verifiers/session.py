@@ -12,8 +12,11 @@ from quasar.loop.prefix import common_prefix_length
 from quasar.types import Draft, Verification
 
 
-def checked_prompt(prompt_ids: Sequence[int], vocab_size: int, max_length: int | None) -> list[int]:
+def checked_prompt(prompt_ids: Sequence[int], vocab_size: int, max_length: int | None, reason: str = "") -> list[int]:
     """The prompt, as a list.
+
+    Args:
+        reason: Why the context is shorter than the model's, where it is.
 
     Raises:
         InvalidRequestError: It has no token, one outside the vocabulary, or more than the context holds.
@@ -22,8 +25,9 @@ def checked_prompt(prompt_ids: Sequence[int], vocab_size: int, max_length: int |
         what = "is empty" if not prompt_ids else f"has ids outside 0…{vocab_size - 1}"
         raise InvalidRequestError(f"the prompt {what}; give at least one token of the model's vocabulary")
     if max_length is not None and len(prompt_ids) > max_length:
+        why = f" ({reason})" if reason else ""
         raise InvalidRequestError(
-            f"the prompt has {len(prompt_ids)} tokens, and the model's context is {max_length}; shorten the prompt"
+            f"the prompt has {len(prompt_ids)} tokens, but the model's context is {max_length}{why}; shorten the prompt"
         )
     return list(prompt_ids)
 

@@ -48,7 +48,8 @@ def check_verifier(verifier: str | Verifier, model: Any = None, *, examples: int
         verifier: A Verifier, or a spec string, which is built over ``model``.
         model: A causal LM; ``None``: a tiny random Llama for a spec string. A verifier that is given as an object must
             be that model's.
-        examples: Runs of the state machine.
+        examples: A budget: at most so many runs of the state machine, of at most 16 steps each, and so many pairs of
+            drafts that differ in their last token. What else is checked takes as many calls whatever it is.
 
     Raises:
         ConformanceError: A rule is broken; the message says which, and how.

@@ -30,10 +30,11 @@ def prompt_of(argument: str | None, system: str | None, *, raw: bool) -> Prompt:
 
 
 def _piped(*, asked: bool) -> str:
+    """Standard input without the newline that ends its last line, which comes from ``echo`` and from editors."""
     if sys.stdin is None or (sys.stdin.isatty() and not asked):
         raise click.UsageError("there is no prompt; write one after 'quasar generate', or pipe one in")
     try:
-        return sys.stdin.read().removeprefix("\ufeff")
+        return sys.stdin.read().removeprefix("\ufeff").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise QuasarError(
             f"standard input is not {error.encoding} text: {error.reason} at byte {error.start}"

@@ -31,7 +31,7 @@ INF, NAN = float("inf"), float("nan")
         (number(above=0, at_most=1), "a number above 0 and up to 1", [0.1, 1], [0, 1.1]),
         (number(above=0, below=1), "a number above 0 and below 1", [0.5], [0, 1]),
         (choice("a", 2), "one of a, 2", ["a", 2], ["b", 2.0, None]),
-        (choice(1), "one of 1", [1], [True]),
+        (choice(1), "1", [1], [True]),
         (flag(), "true or false", [True, False], [0, 1, "true", None]),
         (optional(flag()), "true or false, or None", [None, True], [0]),
     ],

@@ -999,7 +999,7 @@ def test_without_a_quantizer_there_is_no_cascade():
 def test_an_unknown_exact_to_is_refused():
     """By both ways of building."""
     for build in (lambda: Pipeline(table_lm(), exact_to="half"), lambda: Pipeline.from_model(None, exact_to="half")):
-        with pytest.raises(InvalidRequestError, match="exact_to='half': choose 'quantized'"):
+        with pytest.raises(InvalidRequestError, match="exact_to='half': give one of quantized, full"):
             build()
 
 

@@ -236,7 +236,7 @@ def test_an_unknown_name_is_refused_with_what_is_installed(kind, spec, fragments
         ("drafter", "nested:with_probs=yes", "with_probs='yes': give true or false"),
         ("drafter", "nested:vocab_size=9", "has no option 'vocab_size'; its options: drafter, quantizer, verifier, k"),
         ("drafter", "model", "needs the option 'name'; write NAME:name=…"),
-        ("drafter", "model:name=5", "model: name=5; say which model drafts"),
+        ("drafter", "model:name=5", "model: name=5, expected the model that drafts, as in model:name=FOLDER"),
         ("drafter", "model:name=smollm2/x,k=0", "k=0: give an integer of at least 1"),
         ("drafter", "model:name=smollm2/x,any_vocabulary=1", "model: any_vocabulary=1, expected true or false"),
         ("drafter", "model:name=smollm2/x,dtype=int8", "dtype='int8' is no floating torch dtype"),

@@ -85,8 +85,9 @@ def _bounds(at_least: float | None, above: float | None, at_most: float | None, 
 
 
 def choice(*values: object) -> Expectation:
-    """One of a few values."""
-    return Expectation(f"one of {', '.join(map(str, values))}", lambda value: any(_same(value, x) for x in values))
+    """One of a few values, or the only one."""
+    one_of = "one of " if len(values) > 1 else ""
+    return Expectation(f"{one_of}{', '.join(map(str, values))}", lambda value: any(_same(value, x) for x in values))
 
 
 def flag() -> Expectation:

@@ -18,13 +18,16 @@ from quasar.drafters.nested import DraftLengths, NestedDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.errors import InvalidRequestError
 from quasar.loop.sampling import Sampling
-from quasar.options import flag
+from quasar.options import Expectation, flag
 from quasar.protocols import DraftSession, VerifySession
 from quasar.verifiers.causal_lm import CausalLMVerifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_NAME = Expectation(
+    "the model that drafts, as in model:name=FOLDER", lambda name: isinstance(name, str | LoadedModel) and bool(name)
+)
 _OPT_OUT = "any_vocabulary=true drafts all the same (the output stays the target's, the guesses may be useless)"
 
 
@@ -59,8 +62,7 @@ class ModelDrafter:
         any_vocabulary: bool = False,
         dtype: str | None = None,
     ) -> None:
-        if not isinstance(name, str | LoadedModel) or not name:
-            raise InvalidRequestError(f"model: name={name!r}; say which model drafts, as in model:name=FOLDER")
+        _NAME.check("name", name, who="model")
         flag().check("any_vocabulary", any_vocabulary, who="model")
         if isinstance(name, str):
             check_loadable(name, dtype)

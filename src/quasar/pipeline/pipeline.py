@@ -18,6 +18,7 @@ from quasar.loop.detokenize import IncrementalText
 from quasar.loop.processing import Processing
 from quasar.loop.stop_strings import TextStream
 from quasar.loop.stopping import Criterion, Stopping
+from quasar.options import choice
 from quasar.pipeline.generation import Generation
 from quasar.pipeline.guarantees import check_exact, guarantee_of, guarantee_of_reference
 from quasar.pipeline.plan import Choices, DrafterLike, Plan, spec_of
@@ -58,8 +59,7 @@ class Pipeline:
         target_name: str = "the verifier's target",
         eos_token_ids: int | Iterable[int] | None = None,
     ) -> None:
-        if exact_to not in get_args(ExactTo):
-            raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized', 'full' or 'target'")
+        choice(*get_args(ExactTo)).check("exact_to", exact_to)
         registry = default_registry()
         self.verifier: Verifier = registry.build("verifier", verifier)
         self.drafter: Drafter = registry.build("drafter", drafter)

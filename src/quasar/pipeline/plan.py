@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from quasar.drafters.nested import CascadeDrafter
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.loop.checks import bind_drafter, is_bindable, quantize
-from quasar.options import flag
+from quasar.options import choice, flag
 from quasar.pipeline.calibration import own_prompts, prompts_from
 from quasar.pipeline.prompts import encode_prompt
 from quasar.protocols import AcceptancePolicy, Drafter, Quantizer, Verifier
@@ -218,8 +218,7 @@ def strictly(verifier: Verifier) -> Verifier:
 
 
 def _checked_exact_to(exact_to: str, quantizer: Quantizer) -> ExactTo:
-    if exact_to not in ("quantized", "full"):
-        raise InvalidRequestError(f"exact_to={exact_to!r}: choose 'quantized' or 'full'")
+    choice("quantized", "full").check("exact_to", exact_to)
     return "full" if exact_to == "full" or isinstance(quantizer, NoQuantizer) else "quantized"
 
 

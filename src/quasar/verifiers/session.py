@@ -9,6 +9,7 @@ from torch import Tensor, cat
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
 from quasar.loop.prefix import common_prefix_length
+from quasar.options import integer
 from quasar.types import Draft, Verification
 
 
@@ -89,11 +90,10 @@ class CachedSession(ABC):
         """Compute about ``max_rows`` of what is pending: at least one piece, otherwise no more than that.
 
         Raises:
-            InvalidRequestError: ``max_rows`` is below 1, or the session is closed.
+            InvalidRequestError: ``max_rows`` is no integer of at least 1, or the session is closed.
         """
         self._check_open()
-        if max_rows < 1:
-            raise InvalidRequestError(f"prefill: max_rows={max_rows!r}; give an integer of at least 1")
+        integer(at_least=1).check("max_rows", max_rows, who="prefill")
         left = max_rows
         while self.pending > 0 and left > 0:
             begin, end = self.cached_length, self._next_end(left)

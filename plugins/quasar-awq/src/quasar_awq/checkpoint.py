@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quasar.errors import InvalidRequestError, NumericalError
+from quasar.options import choice
 from quasar.quantizers.options import group_size
 from quasar.weights.record import QuantizedWeight
 
@@ -50,11 +51,8 @@ class AwqFormat:
         version = str(config.get("version") or config.get("format") or "gemm").lower()
         if config.get("backend") == "llm-awq":  # says that the layout is llm-awq's own, whatever the version
             version = "llm-awq"
-        if version not in _READERS:
-            raise InvalidRequestError(f"awq: version {version!r} is not supported; {', '.join(_READERS)} are")
-        bits = config.get("bits", config.get("w_bit", _BITS))
-        if bits != _BITS:
-            raise InvalidRequestError(f"awq: a checkpoint of {bits!r} bits; the format has {_BITS}")
+        choice(*_READERS).check("version", version, who="awq")
+        choice(_BITS).check("bits", config.get("bits", config.get("w_bit", _BITS)), who="awq")
         group = config.get("group_size", config.get("q_group_size", 128))
         group_size.check("group_size", group, who="awq")
         self._version, self._group = version, group

@@ -92,14 +92,12 @@ class _Settings:
         form = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
         if config.get("is_marlin_format"):
             form = "marlin"
-        if form not in _FORMATS:
-            raise InvalidRequestError(f"{who}: GPTQ format {form!r} is not read; {' and '.join(_FORMATS)} are")
+        choice(*_FORMATS).check("format", form, who=f"{who}: GPTQ")
         bits: Any = config.get("bits")
         group_size = config.get("group_size", 128)
         choice(*_BITS).check("bits", bits, who=f"{who}: GPTQ")
         whole_or_positive.check("group_size", group_size, who=f"{who}: GPTQ")
-        if (words := config.get("pack_dtype", "int32")) != "int32":
-            raise InvalidRequestError(f"{who}: GPTQ packed in words of {words}, expected int32")
+        choice("int32").check("pack_dtype", config.get("pack_dtype", "int32"), who=f"{who}: GPTQ")
         for key in _CHANGES_THE_MODEL:
             if config.get(key):
                 raise InvalidRequestError(f"{who}: GPTQ with {key}={config[key]!r} is not read; it changes the model")

@@ -12,7 +12,7 @@ import pytest
 from quasar.commands import console
 from quasar.timings import timed, timings
 
-SLOW = ("hqq", "torch._inductor.compile_fx", "matplotlib", "llguidance", "gguf", "networkx")
+SLOW = ("transformers", "hqq", "torch._inductor.compile_fx", "matplotlib", "llguidance", "gguf", "networkx")
 """Packages, and parts of torch, that take long to import and that few programs use."""
 
 needs_hqq = pytest.mark.skipif(find_spec("hqq") is None, reason="hqq is not installed")

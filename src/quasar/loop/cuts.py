@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from quasar.loop.noise import Floats, Ids, just_below
 
@@ -65,11 +64,13 @@ class Cuts:
 
     def by_warpers(self, row: Floats) -> Floats:
         """``[V]`` scores in float64, cut by transformers' warpers: the definition of :meth:`kept`, and slow."""
+        from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
         with np.errstate(over="ignore"):
             scores = row.astype(np.float64) / self.temperature
         if not np.isfinite(scores.max()):  # a tiny temperature
             scores = self._scores(row, float(row.max()), np.float64)
-        warpers: list[LogitsProcessor] = []
+        warpers: list[Any] = []
         if self.top_k is not None:
             warpers.append(TopKLogitsWarper(self.top_k))
         if self.top_p is not None and self.top_p < 1:

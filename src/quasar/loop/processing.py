@@ -16,7 +16,6 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
-from transformers.generation import logits_process
 
 from quasar.errors import InvalidRequestError, NumericalError, PluginError, QuasarError
 from quasar.loop.penalties import MinNewTokens, NoRepeatNgram, RepetitionPenalty
@@ -26,20 +25,20 @@ from quasar.types import Draft, Verification
 Processor = Callable[[Tensor, Tensor], Tensor]
 """Called with ``input_ids`` ``[1, T]`` and ``scores`` ``[1, V]``, returns scores; as transformers' LogitsProcessor."""
 
-_STATELESS = (
-    MinNewTokens,
-    NoRepeatNgram,
-    RepetitionPenalty,
-    logits_process.RepetitionPenaltyLogitsProcessor,
-    logits_process.NoRepeatNGramLogitsProcessor,
-    logits_process.NoBadWordsLogitsProcessor,
-    logits_process.MinNewTokensLengthLogitsProcessor,
-    logits_process.MinLengthLogitsProcessor,
-    logits_process.ForcedBOSTokenLogitsProcessor,
-    logits_process.ForcedEOSTokenLogitsProcessor,
-    logits_process.SuppressTokensLogitsProcessor,
-)
+_STATELESS = (MinNewTokens, NoRepeatNgram, RepetitionPenalty)
 """Of exactly these types; a subclass may have a state."""
+
+_STATELESS_IN_TRANSFORMERS = {
+    "RepetitionPenaltyLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "NoBadWordsLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "MinLengthLogitsProcessor",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+}
+"""Likewise, by name: transformers is not imported for it."""
 
 _PIECE = 2**14
 """Numbers in a tensor with which torch wakes no other thread."""
@@ -235,7 +234,7 @@ def _copy(processor: Processor) -> Processor:
     Raises:
         InvalidRequestError: It cannot be copied.
     """
-    if type(processor) in _STATELESS:
+    if _is_stateless(type(processor)):
         return processor
     try:
         return copy.deepcopy(processor, _shared_modules(processor))
@@ -244,3 +243,8 @@ def _copy(processor: Processor) -> Processor:
             f"logits processor {_name_of(processor)} has a state that cannot be copied, so it cannot be replayed by "
             f"position: {type(error).__name__}: {error}"
         ) from error
+
+
+def _is_stateless(kind: type) -> bool:
+    of_transformers = kind.__module__ == "transformers.generation.logits_process"
+    return kind in _STATELESS or (of_transformers and kind.__name__ in _STATELESS_IN_TRANSFORMERS)

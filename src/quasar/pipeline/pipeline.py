@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, overload
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
 
-from quasar.checkpoints.models import load_model
 from quasar.errors import InvalidRequestError
 from quasar.loop.checks import is_bindable
 from quasar.loop.decode import reference_decode, speculate
@@ -29,6 +27,7 @@ from quasar.registry.registry import default_registry
 from quasar.types import ExactTo, GenerationResult
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
     from typing_extensions import Unpack
 
 PromptIds = Sequence[int] | torch.Tensor
@@ -87,6 +86,8 @@ class Pipeline:
             InvalidRequestError: An option or combination that cannot be honoured.
             UnsupportedModelError: The model cannot be quantized so, or cannot be rolled back.
         """
+        from transformers import PreTrainedModel
+
         plan = Plan.of(choices)
         if not isinstance(model, PreTrainedModel):
             raise InvalidRequestError(
@@ -117,6 +118,8 @@ class Pipeline:
             raise InvalidRequestError(
                 f"from_pretrained takes the name of a model, got {given:.40}; from_model takes one that is loaded"
             )
+        from quasar.checkpoints.models import load_model  # imports transformers, which takes long
+
         loaded = load_model(name, dtype=dtype, device=device)
         pipeline = cls._from_plan(plan, loaded.model, loaded.tokenizer)
         pipeline.description = {"model": name, **pipeline.description}
@@ -281,6 +284,8 @@ def _eos_of(model: PreTrainedModel, tokenizer: Any) -> int | list[int] | None:
 
 
 def _as_criterion(criterion: Criterion | StoppingCriteria, prompt_ids: list[int]) -> Criterion:
+    from transformers import StoppingCriteria
+
     if not isinstance(criterion, StoppingCriteria):
         return criterion
 

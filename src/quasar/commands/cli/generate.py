@@ -128,6 +128,7 @@ def _check_combination(
 
 def _pipeline(model: str, choices: dict[str, Any], *, quiet: bool) -> Pipeline:
     with console.working("importing torch and transformers", quiet=quiet), timed("import"):
+        import quasar.checkpoints.models  # noqa: F401 - brings transformers in, which a pipeline imports late
         from quasar.pipeline.pipeline import Pipeline
     with nullcontext() if quiet else tracked_by(console.progress_bar):
         return Pipeline.from_pretrained(model, **choices)

@@ -1,6 +1,9 @@
 #include "packing.hpp"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <optional>
 
 namespace quasar {
 namespace {
@@ -21,19 +24,42 @@ int64_t columns_in_unit(Format format) {
 // From one unit of a row to the next: those of all lanes lie in between.
 constexpr int64_t kUnitStep = kLanes * 4;
 
+// What is subtracted from a value that is stored in a whole byte; modulo 256 that is to flip its highest bit.
+constexpr int32_t kByteBase = -128;
+constexpr uint32_t kHighestBits = 0x80808080;
+
 // Columns of one group of a row, from a place where a unit begins.
-void put_bytes(const int8_t* values, int64_t n, int32_t base, uint8_t* to) {
+void put_bytes(const int8_t* values, int64_t n, int32_t, uint8_t* to) {
+  uint32_t four;
   for (int64_t column = 0; column + 4 <= n; column += 4, to += kUnitStep) {
-    for (int64_t i = 0; i < 4; ++i) to[i] = static_cast<uint8_t>(values[column + i] - base);
+    std::memcpy(&four, values + column, 4);
+    four ^= kHighestBits;
+    std::memcpy(to, &four, 4);
   }
-  for (int64_t i = 0; i < n % 4; ++i) to[i] = static_cast<uint8_t>(values[n - n % 4 + i] - base);
+  for (int64_t i = 0; i < n % 4; ++i) to[i] = static_cast<uint8_t>(values[n - n % 4 + i] - kByteBase);
 }
 
 void put_halves(const int8_t* values, int64_t n, int32_t base, uint8_t* to) {
-  for (int64_t column = 0; column < n; ++column) {
-    const int shift = column % 8 >= 4 ? 4 : 0;
-    to[column / 8 * kUnitStep + column % 4] |= static_cast<uint8_t>((values[column] - base) << shift);
+  const auto half = [&](int64_t column) { return static_cast<uint8_t>(values[column] - base); };
+  int64_t column = 0;
+  for (; column + 8 <= n; column += 8, to += kUnitStep) {
+    for (int64_t i = 0; i < 4; ++i) to[i] = static_cast<uint8_t>(half(column + i) | half(column + 4 + i) << 4);
   }
+  for (; column < n; ++column) to[column % 4] |= static_cast<uint8_t>(half(column) << (column % 8 >= 4 ? 4 : 0));
+}
+
+// The least of the values if all lie within 15 of it, so that the distances fit half a byte.
+std::optional<int8_t> base_of_halves(const int8_t* values, int64_t n) {
+  constexpr int64_t kPiece = 4096;
+  int8_t least = INT8_MAX, most = INT8_MIN;
+  for (int64_t first = 0; first < n; first += kPiece) {
+    for (int64_t i = first; i < std::min(first + kPiece, n); ++i) {
+      least = std::min(least, values[i]);
+      most = std::max(most, values[i]);
+    }
+    if (most - least > 15) return std::nullopt;
+  }
+  return least;
 }
 
 int64_t rounded_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
@@ -85,10 +111,10 @@ void Packed::from_lanes(const float* lanes, float* matrix) const {
 }
 
 Packed Packed::of_integers(const WeightView& weight) {
-  const auto [least, most] = std::minmax_element(weight.values, weight.values + weight.out * weight.in);
-  const bool in_halves = *most - *least <= 15;
+  const std::optional<int8_t> least = base_of_halves(weight.values, weight.out * weight.in);
+  const bool in_halves = least.has_value();
   Packed packed(in_halves ? Format::int4 : Format::int8, weight.out, weight.in, weight.in / weight.groups);
-  packed.view_.base = in_halves ? *least : -128;
+  packed.view_.base = in_halves ? *least : kByteBase;
   const auto put = in_halves ? put_halves : put_bytes;
   for (int64_t row = 0; row < weight.out; ++row) {
     for (int64_t group = 0; group < weight.groups; ++group) {

@@ -1,8 +1,8 @@
 """Loads a ``.gguf`` file through transformers, which is kept from reading it three times, and from dropping things.
 
 transformers builds the configuration, the tokenizer and the model, and turns blocks into floating point; the weights
-are its own, bit for bit. It reads the metadata anew for each of the three, and looks a name of every layer up in a
-table that it makes anew for every module: that takes several times as long as the rest.
+are its own, bit for bit. It reads the metadata anew for each of the three, looks a name of every layer up in a
+table that it makes anew for every module, and maps few rows back at once: that takes several times as long as the rest.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+from transformers.integrations.gguf import reader as _header
 
 from quasar.checkpoints.gguf_contents import check_tensors, complete_config
 from quasar.errors import InvalidRequestError
-from quasar.quantizers.gguf.file import Outline
+from quasar.quantizers.gguf.file import Outline, replaced
 
 _loading: Any = modeling_gguf_pytorch_utils
 _alone = threading.RLock()
@@ -54,13 +55,17 @@ def load_gguf(file: Path, dtype: torch.dtype | str) -> tuple[Any, Any, list[str]
 @contextmanager
 def _reading_once(file: Path, reader: Any) -> Iterator[None]:
     """Let transformers' functions have the reader that stands, for this file alone."""
+    import gguf
+
+    from quasar.quantizers.gguf.reader import dequantize, mapped
+
     original = _loading.load_gguf_checkpoint
     parsed: dict[str, Any] = {}
 
     def load(path: Any, return_tensors: bool = False, model_to_load: Any = None, torch_dtype: Any = None) -> Any:
         if Path(path).resolve() != file.resolve():
             return original(path, return_tensors, model_to_load, torch_dtype)
-        with _answered_by(reader):
+        with replaced(gguf, GGUFReader=lambda _path: reader, dequantize=dequantize):
             if return_tensors:
                 return original(path, True, Outline(model_to_load), torch_dtype)
             if not parsed:
@@ -70,21 +75,5 @@ def _reading_once(file: Path, reader: Any) -> Iterator[None]:
                     parsed["config"]["vocab_size"] = n_tokens
             return deepcopy(parsed)
 
-    with _alone:
-        _loading.load_gguf_checkpoint = load
-        try:
-            yield
-        finally:
-            _loading.load_gguf_checkpoint = original
-
-
-@contextmanager
-def _answered_by(reader: Any) -> Iterator[None]:
-    import gguf
-
-    original: Any = gguf.GGUFReader
-    gguf.GGUFReader = lambda _path: reader  # type: ignore[assignment,misc]
-    try:
+    with _alone, replaced(_loading, load_gguf_checkpoint=load), replaced(_header, _mapped=mapped):
         yield
-    finally:
-        gguf.GGUFReader = original  # type: ignore[misc]

@@ -63,16 +63,23 @@ def record_of(rows: Tensor, type_name: str, activations: ActivationScheme = "non
     out = rows.shape[0]
     parts = block.unpack(rows.reshape(-1, block.nbytes))
     n_groups = parts.scales.shape[1]
-    values = (parts.integers.to(torch.int16) - 2 ** (block.bits - 1)).to(torch.int8)
+    values = _signed(parts.integers, block.bits).unflatten(1, (n_groups, -1))
     flat = parts.scales == 0
-    values = values.unflatten(1, (n_groups, -1)).masked_fill(flat.unsqueeze(-1), 0).reshape(out, -1)
-    scales = parts.scales.masked_fill(flat, 1.0)
+    if bool(flat.any()):
+        values = values.masked_fill(flat.unsqueeze(-1), 0)
+    values, scales = values.reshape(out, -1), parts.scales.masked_fill(flat, 1.0)
     zero_points = None
     if parts.minimums is not None:
         # weight = scale · (value + middle) + minimum, rounded once
         middle = torch.where(flat, 0, 2 ** (block.bits - 1))
         zero_points = (-parts.minimums.double() / scales.double() - middle).float().reshape(out, -1)
     return QuantizedWeight(values, scales.reshape(out, -1), zero_points, bits=block.bits, activations=activations)
+
+
+def _signed(integers: Tensor, bits: int) -> Tensor:
+    """uint8 of so many bits, minus 2^(bits−1), as int8."""
+    signed: Tensor = (integers ^ 0x80).view(torch.int8) if bits == 8 else integers.view(torch.int8) - 2 ** (bits - 1)
+    return signed
 
 
 def _q8_0(blocks: Tensor) -> _Blocks:
@@ -153,9 +160,10 @@ def _fields(packed: Tensor, bits: int, chunk: int) -> Tensor:
 
     Within a chunk of so many bytes, the lowest bits of all its bytes come first, then the next bits of all.
     """
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-    chunks = packed.reshape(len(packed), -1, 1, chunk)
-    fields: Tensor = (chunks >> shifts.view(-1, 1)) & (2**bits - 1)
+    chunks = packed.contiguous().view(len(packed), -1, chunk)
+    fields = chunks.new_empty((*chunks.shape[:2], 8 // bits, chunk))
+    for number in range(8 // bits):  # shifts by one number are quick, by a tensor of several they are not
+        fields[:, :, number] = (chunks >> number * bits) & (2**bits - 1)
     return fields.flatten(1)
 
 

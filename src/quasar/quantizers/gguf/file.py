@@ -6,6 +6,9 @@ loads one (llama.cpp pairs the rows of queries and keys otherwise). Both are ask
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import modeling_gguf_pytorch_utils
-from transformers.pytorch_utils import Conv1D
 
 from quasar.errors import UnsupportedModelError
-from quasar.weights.layers import Layer
+from quasar.weights.layers import Layer, is_transposed
 
 _loading: Any = modeling_gguf_pytorch_utils
 _DEPTH = 2
@@ -56,19 +58,19 @@ class GgufFile:
         from quasar.quantizers.gguf.reader import open_gguf  # imports the package gguf, which need not be installed
 
         reader = open_gguf(path)
-        self.path, self._model = path, model
+        self.path = path
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._processor = processor_for(reader, model)
         self._weights_map = weights_map(model, self._processor)
-        self._names = {name: stored for stored, name in self._weights_map.items() if stored in self._tensors}
+        names = {name: stored for stored, name in self._weights_map.items() if stored in self._tensors}
+        self._stored_as = {id(weight): names[name] for name, weight in model.named_parameters() if name in names}
 
     def find(self, layer: Layer) -> Stored | None:
         """What stores the layer's weight, maybe under the name of one that shares it; ``None`` if nothing does."""
-        for name, parameter in self._model.named_parameters():
-            if parameter is layer.module.weight and name in self._names:
-                tensor = self._tensors[self._names[name]]
-                return Stored(tensor.name, tensor.tensor_type.name, tuple(tensor.shape.tolist()[::-1]), tensor.data)
-        return None
+        if (name := self._stored_as.get(id(layer.module.weight))) is None:
+            return None
+        tensor = self._tensors[name]
+        return Stored(tensor.name, tensor.tensor_type.name, tuple(tensor.shape.tolist()[::-1]), tensor.data)
 
     def rows_of(self, stored: Stored, layer: Layer) -> Tensor:
         """``[out, bytes of a row]`` uint8: the layer's rows in the order that they have in the model.
@@ -84,7 +86,7 @@ class GgufFile:
         rows = torch.from_numpy(np.array(stored.raw)).to(layer.weight.device)
         if moved is numbers:
             return rows
-        if isinstance(layer.module, Conv1D):
+        if is_transposed(layer.module):
             moved = moved.T
         order = moved[:, 0]
         if moved.shape != stored.shape or (moved != order[:, None]).any() or len(set(order.tolist())) < len(order):
@@ -103,8 +105,11 @@ def processor_for(reader: Any, model: Any) -> Any:
 
 def weights_map(model: Any, processor: Any) -> dict[str, str]:
     """Names of parameters in the model, by their names in a file."""
+    import gguf
+
     try:
-        found: dict[str, str] = _loading.get_gguf_hf_weights_map(Outline(model), processor)
+        with replaced(gguf, get_tensor_name_map=cache(gguf.get_tensor_name_map)):
+            found: dict[str, str] = _loading.get_gguf_hf_weights_map(Outline(model), processor)
     except NotImplementedError as error:
         raise UnsupportedModelError(
             f"gguf: it is not known how the weights of a model of type {model.config.model_type!r} are called in a "
@@ -113,11 +118,21 @@ def weights_map(model: Any, processor: Any) -> dict[str, str]:
     return found
 
 
+@contextmanager
+def replaced(module: Any, **stand_ins: Any) -> Iterator[None]:
+    """Inside the ``with`` statement, whoever asks the module for these names gets the stand-ins."""
+    originals = {name: getattr(module, name) for name in stand_ins}
+    vars(module).update(stand_ins)
+    try:
+        yield
+    finally:
+        vars(module).update(originals)
+
+
 class Outline:
     """The names of a model and of the modules at its top.
 
-    transformers looks into every module, for prefixes that a file lacks, and builds its table of names anew for each:
-    seconds for a small model. Prefixes are those of a base model, hence near the top.
+    transformers looks into every module, for prefixes that a file lacks. Those are of a base model, hence near the top.
     """
 
     def __init__(self, module: Any, depth: int = _DEPTH) -> None:

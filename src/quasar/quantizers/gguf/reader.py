@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
+from gguf import dequantize as _dequantize_rows
 
 from quasar.errors import InvalidRequestError
 
 _LONG = 1000
 """Elements from which an array of metadata is that of a vocabulary."""
+
+_PIECE = 2**17
+"""Bytes of blocks that are mapped back at once: few enough for a cache, and enough for numpy."""
+
+_ROWS_AT_ONCE = 16
+"""What the package gguf maps back at once."""
 
 
 class FastReader(GGUFReader):
@@ -63,6 +70,21 @@ def _strings(data: Any, first: int, length: int) -> tuple[list[Any], int]:
             raise ValueError("a string goes beyond the end of the file")
         found.append(data[place - size : place])
     return found, place
+
+
+def mapped(path: str) -> Any:
+    """The bytes of a file, mapped into memory, as an array whose slices are made quickly."""
+    return np.memmap(path, mode="r", dtype=np.uint8).view(np.ndarray)
+
+
+def dequantize(data: Any, kind: GGMLQuantizationType) -> Any:
+    """As the package's own function, bit for bit: blocks know nothing of rows, so several are one long row to it."""
+    if data.ndim != 2 or data.dtype != np.uint8:
+        return _dequantize_rows(data, kind)
+    joined = 1
+    while len(data) % (2 * joined) == 0 and 2 * joined * _ROWS_AT_ONCE * data.shape[1] <= _PIECE:
+        joined *= 2
+    return _dequantize_rows(data.reshape(len(data) // joined, -1), kind).reshape(len(data), -1)
 
 
 class WithoutVocabulary:

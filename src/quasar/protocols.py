@@ -228,6 +228,15 @@ class Bindable(Protocol):
         ...
 
 
+class EasilyCalibrated(Protocol):
+    """A quantizer that learns from a few of Quasar's own calibration prompts what it would learn from all.
+
+    ``enough_prompts`` is how many are enough, at least 1; ``None``: all of them. What a user gives is used whole.
+    """
+
+    enough_prompts: int | None
+
+
 class Restartable(Protocol):
     """A session of either kind that can become another sequence's, sooner than a new one could be started."""
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.pytorch_utils import Conv1D
 
 from quasar.checkpoints.files import CONFIG, TensorFiles, read_json
 from quasar.checkpoints.own import OwnFormat
@@ -21,7 +20,7 @@ from quasar.kernels import KernelChooser
 from quasar.progress import track
 from quasar.protocols import CheckpointFormat
 from quasar.registry.registry import default_registry
-from quasar.weights.layers import Layer, replace_module, untie_quantized_head
+from quasar.weights.layers import Layer, Places, is_linear_type, replace_module, untie_quantized_head
 from quasar.weights.linear import QuantizedLinear, quantized_layers
 from quasar.weights.provenance import note_quantization
 from quasar.weights.shifted_norm import ShiftedNorm
@@ -146,10 +145,10 @@ def _place_layers(
 ) -> set[str]:
     """Give each record to a kernel; returns the names of the tensors that went into it."""
     kernels = KernelChooser(str(getattr(form, "kernel", "auto")))
-    read: set[str] = set()
+    places, read = Places(model), set[str]()
     names = _by_module(stored)
     # By type alone: whether a layer computes a product cannot be tried on memory that nothing has written to.
-    linear = [Layer(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    linear = [Layer(name, module) for name, module in model.named_modules() if is_linear_type(module)]
     for layer in track([layer for layer in linear if layer.name in names], "loading"):
         parts = {part: stored[f"{layer.name}.{part}"] for part in names[layer.name]}
         if (record := form.read(layer.name, parts)) is None:
@@ -161,7 +160,7 @@ def _place_layers(
         record = record.to(device)
         kernel_name, kernel = kernels.choose(record)
         bias = _bias_of(layer, parts, device)
-        replace_module(model, layer.name, QuantizedLinear(kernel.prepare(record), bias, kernel_name))
+        places.replace(layer.name, QuantizedLinear(kernel.prepare(record), bias, kernel_name))
         read |= {f"{layer.name}.{part}" for part in parts}
     return read
 

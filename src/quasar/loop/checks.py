@@ -19,6 +19,7 @@ from quasar.protocols import (
     Closable,
     Drafter,
     DraftSession,
+    EasilyCalibrated,
     Prefillable,
     Quantizer,
     Restartable,
@@ -62,6 +63,14 @@ def quantize(quantizer: Quantizer, model: Any, calibration: Sequence[Any] | None
 def is_bindable(drafter: Drafter) -> bool:
     """Whether a drafter wants to know the target's model."""
     return offers(Bindable, drafter, type(drafter).__name__)
+
+
+def enough_prompts(quantizer: Quantizer) -> int | None:
+    """How many of Quasar's own calibration prompts are enough for a quantizer; ``None``: all of them."""
+    if not offers(EasilyCalibrated, quantizer, type(quantizer).__name__):
+        return None
+    easily: EasilyCalibrated = quantizer  # type: ignore[assignment]
+    return easily.enough_prompts
 
 
 def start_drafting(

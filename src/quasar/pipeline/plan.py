@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import attrs
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from quasar.drafters.nested import CascadeDrafter
 from quasar.errors import InvalidRequestError, UnsupportedModelError
-from quasar.loop.checks import bind_drafter, is_bindable, quantize
+from quasar.loop.checks import bind_drafter, enough_prompts, is_bindable, quantize
 from quasar.options import choice, flag
 from quasar.pipeline.calibration import own_prompts, prompts_from
 from quasar.pipeline.prompts import encode_prompt
@@ -24,6 +23,9 @@ from quasar.timings import timed
 from quasar.types import ExactTo, Quantized
 from quasar.weights.layers import check_loaded
 from quasar.weights.linear import quantized_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DrafterLike = str | Drafter | Callable[[list[int], int], Iterable[int]]
 VerifierLike = str | Callable[[Any], Verifier]
@@ -93,6 +95,7 @@ class Plan:
         built: Quantizer = registry.build("quantizer", quantizer)
         built_drafter: Drafter = registry.build("drafter", drafter)
         registry.check_verifier(verifier)
+        n_own = None if is_bindable(built_drafter) else enough_prompts(built)
         exact_to = _checked_exact_to(choices.get("exact_to", "quantized"), built)
         if exact_to == "full" and not isinstance(built, NoQuantizer):
             built_drafter = CascadeDrafter(built_drafter, built, verifier)
@@ -103,7 +106,7 @@ class Plan:
             policy=registry.build("policy", "coupled" if policy == "auto" else policy),
             exact_to=exact_to,
             verifier=verifier,
-            calibration=_prompts(choices.get("calibration")),
+            calibration=_prompts(choices.get("calibration"), n_own),
             strict=flag().accepted("strict", choices.get("strict", False)),
             specs={kind: spec_of(strategy) for kind, strategy in named.items()},
             choices=choices,
@@ -222,9 +225,9 @@ def _checked_exact_to(exact_to: str, quantizer: Quantizer) -> ExactTo:
     return "full" if exact_to == "full" or isinstance(quantizer, NoQuantizer) else "quantized"
 
 
-def _prompts(calibration: Calibration) -> Sequence[str]:
+def _prompts(calibration: Calibration, n_own: int | None) -> Sequence[str]:
     if calibration is None:
-        return own_prompts()
+        return own_prompts()[:n_own]
     if isinstance(calibration, str | Path):
         return prompts_from(calibration)
     if not isinstance(calibration, Sequence) or not all(isinstance(prompt, str) for prompt in calibration):

@@ -17,8 +17,8 @@ from quasar.types import Quantized
 from quasar.weights.layers import (
     Layer,
     LayerReport,
+    Places,
     choose_layers,
-    replace_module,
     skipped_weights,
     structure_copy,
     untie_quantized_head,
@@ -100,6 +100,7 @@ class QuantizedCopy:
         self.model: Any = structure_copy(model)
         self.reports: list[LayerReport] = []
         self._kernels = kernels
+        self._places = Places(self.model)
 
     def place(
         self,
@@ -123,7 +124,7 @@ class QuantizedCopy:
         bias = layer.bias if bias is None else bias
         keep(layer.name, original, bias)
         linear = QuantizedLinear(kernel.prepare(record), bias, name)
-        replace_module(self.model, layer.name, linear)
+        self._places.replace(layer.name, linear)
         return linear
 
     @property

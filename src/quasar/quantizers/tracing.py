@@ -13,12 +13,14 @@ from __future__ import annotations
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from quasar.progress import track
 from quasar.quantizers.ranges import Range
@@ -52,6 +54,13 @@ class Group:
     def is_norm(self) -> bool:
         return not isinstance(self.producer, nn.Linear)
 
+    def watch(self, inputs: Tensor, rows: int) -> None:
+        """Take in what enters the consumers, ``[..., in]``, and samples of so many rows at even distances."""
+        self.range = Range.of(inputs).union(self.range)
+        if rows:
+            flat = inputs.flatten(0, -2)
+            self.samples.append(flat[:: -(-len(flat) // rows)].clone())
+
     @property
     def peaks(self) -> Tensor | None:
         """``[in]`` float32: the largest absolute value that entered the consumers, by channel."""
@@ -76,6 +85,11 @@ class _Tracer(TorchFunctionMode):
         # Keyed by id, and by weak reference lest an id that is used again be taken for the old tensor.
         self._factors: dict[int, tuple[weakref.ref[Tensor], Group]] = {}
         self._inputs: dict[int, tuple[weakref.ref[Tensor], Group]] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every layer has consumed something, so that no other prompt would show more."""
+        return self._sources.keys() >= {layer.name for layer in self._layer_of.values()}
 
     def feeds_only_linear_layers(self, group: Group) -> bool:
         """Whether the group's consumers are linear layers, and these consume nothing else."""
@@ -125,10 +139,7 @@ class _Tracer(TorchFunctionMode):
         return factor_of
 
     def _watch_input(self, tensor: Tensor, group: Group) -> None:
-        group.range = Range.of(tensor).union(group.range)
-        if self._rows:
-            rows = tensor.flatten(0, -2)
-            group.samples.append(rows[:: -(-len(rows) // self._rows)].clone())
+        group.watch(tensor, self._rows)
         self._inputs[id(tensor)] = (weakref.ref(tensor), group)  # from here on, using it counts as consuming it
 
 
@@ -151,6 +162,9 @@ def trace_groups(
 ) -> list[Group]:
     """Run the model on the calibration prompts; returns the groups that can be smoothed.
 
+    Following each tensor takes about as long as the model. So it ends with the prompt after which every layer has been
+    seen, which is the first one but for mixtures of experts; of the others, only the inputs of consumers are watched.
+
     Args:
         model: The full model; not mutated.
         layers: All its linear layers.
@@ -160,18 +174,38 @@ def trace_groups(
     tracer = _Tracer(layers, rows)
     groups = [Group(name, module) for name, module in model.named_modules() if _is_norm(module)]
     groups += [Group(layer.name, layer.module) for layer in layers if isinstance(layer.module, nn.Linear)]
-    hooks = [
-        group.producer.register_forward_hook(lambda _m, _i, output, group=group: tracer.produced(output, group))
-        for group in groups
-    ]
-    try:
-        for token_ids in track(calibration, "calibrating"):
+    prompts = iter(track(calibration, "calibrating"))
+    with _hooked(_producing(group, tracer) for group in groups):
+        for token_ids in prompts:
             with tracer:
                 model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
+            if tracer.is_complete:
+                break
+    found = [group for group in groups if tracer.feeds_only_linear_layers(group)]
+    with _hooked(_consuming(group, rows) for group in found):
+        for token_ids in prompts:
+            model(input_ids=token_ids, use_cache=False, logits_to_keep=1)
+    return found
+
+
+def _producing(group: Group, tracer: _Tracer) -> RemovableHandle:
+    return group.producer.register_forward_hook(lambda _module, _inputs, output: tracer.produced(output, group))
+
+
+def _consuming(group: Group, rows: int) -> RemovableHandle:
+    """All consumers get the same input, so one of them is watched."""
+    consumer = next(iter(group.consumers.values()))
+    return consumer.module.register_forward_pre_hook(lambda _module, inputs: group.watch(inputs[0], rows))
+
+
+@contextmanager
+def _hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    hooks = list(handles)
+    try:
+        yield
     finally:
         for hook in hooks:
             hook.remove()
-    return [group for group in groups if tracer.feeds_only_linear_layers(group)]
 
 
 def _is_norm(module: nn.Module) -> bool:

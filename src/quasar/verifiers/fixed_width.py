@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from quasar.verifiers.attention import is_attending_by_rows
-from quasar.weights.layers import Layer, linear_layers, replace_module
+from quasar.weights.layers import Layer, Places, linear_layers
 from quasar.weights.products import is_faster_in_panels, product_in_panels
 
 
@@ -27,6 +27,7 @@ class FixedPanels(nn.Module):
 
 def use_fixed_panels(model: nn.Module, *, only_where_faster: bool = False) -> None:
     """Replace the floating-point linear layers of ``model``, which shares its tensors with nobody's modules."""
+    places = Places(model)
     for layer in list(linear_layers(model)):
         if is_faster_in_panels(layer.weight) or not only_where_faster:
-            replace_module(model, layer.name, FixedPanels(layer))
+            places.replace(layer.name, FixedPanels(layer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from quasar.errors import InvalidRequestError, NumericalError, UnsupportedModelError
 from quasar.weights.linear import QuantizedLinear, quantized_layers
@@ -29,7 +29,7 @@ class Layer:
     def weight(self) -> Tensor:
         """``[out, in]``; a view of the layer's parameter."""
         weight: Tensor = self.module.weight  # type: ignore[assignment]
-        return weight.T if isinstance(self.module, Conv1D) else weight
+        return weight.T if is_transposed(self.module) else weight
 
     @property
     def bias(self) -> Tensor | None:
@@ -67,8 +67,8 @@ class LayerReport:
         changed = size = 0.0
         for first in range(0, record.shape[0], ROWS_AT_ONCE):
             rows = weight[first : first + ROWS_AT_ONCE].float()
-            changed += float((record.rows(first, first + ROWS_AT_ONCE).dequantize() - rows).square().sum())
-            size += float(rows.square().sum())
+            changed += float(record.rows(first, first + ROWS_AT_ONCE).dequantize().sub_(rows).norm()) ** 2
+            size += float(rows.norm()) ** 2
         error = (changed / max(size, 1e-60)) ** 0.5
         return cls(name, record.shape, record.bits, record.nbytes, kernel, error, smoothed)
 
@@ -153,9 +153,26 @@ def linear_layers(model: nn.Module) -> Iterator[Layer]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    if not isinstance(module, nn.Linear | Conv1D):
+    if not is_linear_type(module):
         return False
-    return type(module).forward in (nn.Linear.forward, Conv1D.forward) or _computes_the_product(module)
+    plain = next(kind for kind in (nn.Linear, _conv1d()) if isinstance(module, kind))
+    return type(module).forward is plain.forward or _computes_the_product(module)
+
+
+def is_linear_type(module: nn.Module) -> bool:
+    """By type alone: a subclass may compute something else than a product."""
+    return isinstance(module, nn.Linear) or is_transposed(module)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a linear layer stores its weight as ``[in, out]``."""
+    return isinstance(module, _conv1d())
+
+
+def _conv1d() -> Any:
+    from transformers.pytorch_utils import Conv1D  # takes long to import; whoever has a model has done so
+
+    return Conv1D
 
 
 @torch.no_grad()
@@ -196,17 +213,42 @@ def _reason_to_skip(module: nn.Module, parameter: Tensor) -> str:
     return f"a {parameter.dim()}-D parameter of {type(module).__name__}, not a linear layer"
 
 
+class Places:
+    """Where the modules of a model stand, looked up once for many replacements.
+
+    Args:
+        model: Its modules are replaced.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._look_up()
+
+    def replace(self, name: str, replacement: nn.Module) -> None:
+        """Put ``replacement`` where the module called ``name`` is, under every name that it has."""
+        replaced = self._model.get_submodule(name)
+        if replaced not in self._names:  # somebody else put it there
+            self._look_up()
+        names = self._names.pop(replaced)
+        for parent, _, child in (name.rpartition(".") for name in names):
+            setattr(self._model.get_submodule(parent), child, replacement)
+        self._names[replacement] = names
+
+    def _look_up(self) -> None:
+        self._names: defaultdict[nn.Module, list[str]] = defaultdict(list)
+        for name, module in self._model.named_modules(remove_duplicate=False):
+            self._names[module].append(name)
+
+
 def replace_module(model: nn.Module, name: str, replacement: nn.Module) -> None:
     """Put ``replacement`` where the module called ``name`` is, under every name that it has."""
-    replaced = model.get_submodule(name)
-    names = [name for name, module in model.named_modules(remove_duplicate=False) if module is replaced]
-    for parent, _, child in (name.rpartition(".") for name in names):
-        setattr(model.get_submodule(parent), child, replacement)
+    Places(model).replace(name, replacement)
 
 
 def check_finite(layer: Layer) -> None:
     """Raise :class:`NumericalError` naming the tensor where a weight or bias is NaN or infinite."""
+    # A sum is quick, and finite only where everything is; it may also be infinite where nothing is.
     for name, tensor in (("weight", layer.weight), ("bias", layer.bias)):
-        if tensor is not None and not torch.isfinite(tensor).all():
+        if tensor is not None and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             bad = int((~torch.isfinite(tensor)).sum())
             raise NumericalError(f"{layer.name}.{name} has {bad} non-finite values; it cannot be quantized")

@@ -30,6 +30,7 @@ from quasar.weights.layers import Layer, linear_layers
 
 _SMOOTHING = choice("scale", "shift", "none")
 _SHARE = number(at_least=0, at_most=1)
+_ENOUGH_PROMPTS = 4
 _ALPHA = Expectation(f"{_SHARE.expected}, or search", lambda value: value == "search" or _SHARE.holds(value))
 
 
@@ -58,6 +59,11 @@ class W8A8Quantizer(LayerQuantizer):
     smooth: str = attrs.field(default="scale", validator=_SMOOTHING, converter=_named_smoothing)
     alpha: float | str = option(0.5, _ALPHA)
     activations: str = option("dynamic", choice("dynamic", "static"))
+
+    @property
+    def enough_prompts(self) -> int | None:
+        """What is the largest input of a channel shows in few tokens; a search or a static scale gains from more."""
+        return None if self.alpha == "search" or self.activations == "static" else _ENOUGH_PROMPTS
 
     @property
     def scheme(self) -> Int8Scheme:

@@ -831,7 +831,7 @@ def test_strict_makes_problems_a_status(quasar_command, acme, monkeypatch):
     status, out, err = quasar_command("plugins", "--strict")
     assert status == 2
     assert "acmetwin" in out
-    assert err.startswith("quasar: 2 problem(s): plug-in acmebroken 1.0 [acmebroken] cannot be loaded: ")
+    assert err.startswith("quasar: 2 problems: plug-in acmebroken 1.0 [acmebroken] cannot be loaded: ")
     assert err.count("\n") == 1
     monkeypatch.setenv("QUASAR_PLUGINS", "")
     assert quasar_command("plugins", "--strict")[0] == 0

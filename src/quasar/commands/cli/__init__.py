@@ -18,7 +18,11 @@ from quasar.commands.cli.group import Commands
 @click.version_option(__version__, prog_name="quasar")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Decode a causal language model faster, with output that is exactly what it is said to be."""
+    """Generate text with a language model, faster.
+
+    A cheap drafter proposes tokens, and the model, usually a quantized copy of it, verifies several of them in one
+    step. The output is exactly what the verifying model would have generated alone.
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -26,45 +26,57 @@ if TYPE_CHECKING:
     from quasar.types import GenerationResult
 
 _strategies = options.stacked(
-    click.option("-d", "--drafter", default="ngram", show_default=True, help="What proposes, as name:option=value,…"),
+    click.option(
+        "-d", "--drafter", default="ngram", show_default=True, help="What proposes tokens, as name:option=value,…"
+    ),
     options.quantizer("auto"),
-    click.option("-p", "--policy", default="auto", show_default=True, help="What accepts tokens."),
+    click.option("-p", "--policy", default="auto", show_default=True, help="What decides which tokens are kept."),
     options.verifier,
-    click.option("--exact-to", type=click.Choice(["quantized", "full"]), default="quantized", show_default=True),
+    click.option(
+        "--exact-to",
+        type=click.Choice(["quantized", "full"]),
+        default="quantized",
+        show_default=True,
+        help="Whose output to reproduce: the quantized model's, or the full one's, for which the quantized one drafts.",
+    ),
 )
 _sampling = options.stacked(
-    click.option("-n", "--max-new-tokens", type=int, default=128, show_default=True, help="Budget."),
-    click.option("-t", "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-    click.option("--top-k", type=int, default=None, help="Sample from the k most probable tokens."),
-    click.option("--top-p", type=float, default=None, help="Then from the most probable that together reach p."),
-    click.option("--min-p", type=float, default=None, help="Then from those this times as probable as the first."),
-    click.option("--repetition-penalty", type=float, default=None, help="Make tokens that occurred less probable."),
-    click.option("--no-repeat-ngram-size", type=int, default=None, help="Let no n-gram of this length occur twice."),
-    click.option("--min-new-tokens", type=int, default=None, help="Do not end before so many new tokens."),
-    click.option("--logprobs", type=int, default=None, help="Report this many log-probabilities a token, with --json."),
-    click.option("-s", "--seed", type=int, default=0, show_default=True, help="Seed of the noise of sampling."),
+    click.option(
+        "-n", "--max-new-tokens", type=int, default=128, show_default=True, help="Generate at most this many."
+    ),
+    click.option("-t", "--temperature", type=float, default=0.0, show_default=True, help="0: no sampling."),
+    click.option("--top-k", type=int, help="Sample only from the k most probable tokens."),
+    click.option("--top-p", type=float, help="Then only from the most probable that reach p together."),
+    click.option("--min-p", type=float, help="Then only from those at least this fraction as probable as the best."),
+    click.option("--repetition-penalty", type=float, help="Above 1: make tokens that occurred less probable."),
+    click.option("--no-repeat-ngram-size", type=int, help="Never repeat a run of this many tokens."),
+    click.option("--min-new-tokens", type=int, help="Do not end before this many tokens."),
+    click.option("--logprobs", type=int, help="Report this many candidates for each token; needs --json."),
+    click.option("-s", "--seed", type=int, default=0, show_default=True, help="Seed for sampling."),
 )
 _text = options.stacked(
-    click.option("--stop", multiple=True, help="End before this string; may be given several times."),
-    click.option("--json-schema", type=click.Path(), default=None, help="File of a JSON schema the output must fit."),
-    click.option("--regex", default=None, help="Regular expression that the whole output must match."),
-    click.option("--system", default=None, help="System message before the prompt."),
-    click.option("--template-option", multiple=True, help="key=value for the chat template; repeatable."),
+    click.option("--stop", multiple=True, help="End before this text; may be given several times."),
+    click.option("--json-schema", type=click.Path(), help="File with a JSON schema for the output."),
+    click.option("--regex", help="Regular expression that the whole output must match."),
+    click.option("--system", help="System message to put before the prompt."),
+    click.option(
+        "--template-option", multiple=True, help="key=value for the chat template; may be given several times."
+    ),
     click.option("--raw", is_flag=True, help="Do not apply the model's chat template."),
     click.option("--show-special-tokens", is_flag=True, help="Keep special tokens in the text."),
 )
 _running = options.stacked(
     options.placement,
     options.calibration,
-    click.option("--strict", is_flag=True, help="Bit-identical logits at any width, or fail; slower."),
-    click.option("--no-speculation", is_flag=True, help="Decode with the target alone, one token a step."),
-    click.option("--compare", is_flag=True, help="Decode once more without speculation and compare the tokens."),
+    click.option("--strict", is_flag=True, help="Make logits bit-identical at any width, or fail; slower."),
+    click.option("--no-speculation", is_flag=True, help="Generate one token a step, without drafts."),
+    click.option("--compare", is_flag=True, help="Generate once more without drafts, and compare the tokens."),
 )
 _printing = options.stacked(
     options.as_json("one JSON object instead of text"),
-    click.option("-v", "--verbose", is_flag=True, help="Print a table of counts and the guarantee after the text."),
-    click.option("--timings", is_flag=True, help="Print where the time went, on standard error."),
-    click.option("-q", "--quiet", is_flag=True, help="Print nothing but the text, and errors."),
+    click.option("-v", "--verbose", is_flag=True, help="Print counts and the guarantee after the text."),
+    click.option("--timings", is_flag=True, help="Print where the time went, to standard error."),
+    click.option("-q", "--quiet", is_flag=True, help="Print only the text, and errors."),
 )
 
 
@@ -77,7 +89,11 @@ _printing = options.stacked(
 @_running
 @_printing
 def generate(prompt: str | None, model: str, **asked: Any) -> None:
-    """Answer PROMPT. Without one, or with "-", it is read from standard input."""
+    """Answer a prompt.
+
+    Without PROMPT, or with "-" in its place, it is read from standard input. 'quasar plugins' lists what can be named
+    as drafter, quantizer, policy and verifier.
+    """
     printing = {name: asked.pop(name) for name in ("as_json", "verbose", "quiet")}
     show_timings = asked.pop("timings")
     compare, speculate = asked.pop("compare"), not asked.pop("no_speculation")

@@ -19,7 +19,10 @@ from quasar.commands.cli import early, options
 @click.option("--sensitivity", is_flag=True, help="Measure what each layer's rounding costs; slower.")
 @options.as_json()
 def inspect(model: str, as_json: bool, **choices: Any) -> None:
-    """Say what a quantizer makes of a model: each layer with bits, bytes, kernel and error, and what is left alone."""
+    """Show what quantizing does to a model.
+
+    Lists each layer with its bits, bytes, kernel and error, and what is left as it is and why.
+    """
     console.prepare_terminal()
     early.check_names(choices)
     from quasar.commands.inspect import inspect_model

@@ -24,8 +24,8 @@ def stacked(*decorators: Decorator[Any]) -> Decorator[Any]:
 
 def quantizer(default: str) -> Decorator[Any]:
     """``--quantizer``; ``default`` is ``auto`` or what a command is about."""
-    chosen = " auto: w8a8, or none where the model comes quantized." if default == "auto" else ""
-    meaning = f"What makes the target, as name:option=value,…; none: the full model.{chosen}"
+    chosen = " auto: w8a8, or none for a model that comes quantized." if default == "auto" else ""
+    meaning = f"How to quantize the model, as name:option=value,…; none: not at all.{chosen}"
     return click.option("--quantizer", default=default, show_default=True, help=meaning)
 
 
@@ -41,10 +41,10 @@ verifier = click.option(
     "--verifier",
     default="auto",
     show_default=True,
-    help="What runs the target; auto: native where it is installed, on a CPU, else causal_lm.",
+    help="What runs the model; auto: native where it is installed, on a CPU, else causal_lm.",
 )
 calibration = click.option(
-    "--calibration", type=click.Path(), default=None, help="Prompts for the quantizer: .txt or .jsonl."
+    "--calibration", type=click.Path(), default=None, help="File of prompts to quantize with: .txt or .jsonl."
 )
 placement = stacked(
     click.option("--dtype", default=None, help="float32, bfloat16 or float16.  [default: float32 on a CPU]"),

@@ -26,17 +26,21 @@ if TYPE_CHECKING:
 @options.quantizer("w8a8")
 @options.verifier
 @click.option("--strict", is_flag=True, help="Measure the strict verifier.")
-@click.option("--tokens", type=click.IntRange(min=16), default=64, show_default=True, help="Compared for each prompt.")
+@click.option("--tokens", type=click.IntRange(min=16), default=64, show_default=True, help="Tokens for each prompt.")
 @click.option(
-    "--widths", default="1-16", show_default=True, help="Positions a forward to measure at, such as 1-16,24,32."
+    "--widths",
+    default="1-16",
+    show_default=True,
+    help="Numbers of positions that a forward computes, such as 1-16,24,32.",
 )
 @options.placement
 @options.as_json()
-@click.option("--html", "page", type=click.Path(path_type=Path), default=None, help="Also write a page with plots.")
+@click.option("--html", "page", type=click.Path(path_type=Path), default=None, help="File for a page with plots.")
 def parity(model: str, widths: str, as_json: bool, page: Path | None, **choices: Any) -> None:
-    """Measure whether logits depend on the width of a forward, and how far the target is from the full model.
+    """Measure how exact verification and the quantized model are.
 
-    Exits with 1 if they depend on it more than the verifier declares.
+    Reports whether logits depend on the width of a forward, which is how many positions it computes, and how far they
+    are from those of the full model. Exits with 1 if they depend on the width more than the verifier declares.
     """
     console.prepare_terminal()
     early.check_names(choices)

@@ -13,9 +13,9 @@ from quasar.errors import QuasarError
 
 @click.command()
 @options.as_json("a JSON list")
-@click.option("--strict", is_flag=True, help="Exit with 2 if a plug-in is broken or a name is taken twice.")
+@click.option("--strict", is_flag=True, help="Exit with 2 if a plug-in has a fault or a name is taken twice.")
 def plugins(as_json: bool, strict: bool) -> None:
-    """List the installed strategies and commands, and what is wrong with a plug-in."""
+    """List installed strategies and commands, and faults of plug-ins."""
     from quasar.registry.plugins import load_plugins
     from quasar.registry.registry import Registry
 
@@ -26,4 +26,5 @@ def plugins(as_json: bool, strict: bool) -> None:
     else:
         console.print_plugins(rows)
     if strict and (problems := registry.problems()):
-        raise QuasarError(f"{len(problems)} problem(s): {'; '.join(problems)}")
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise QuasarError(f"{count}: {'; '.join(problems)}")

@@ -20,7 +20,10 @@ from quasar.commands.cli import early, options
 @options.placement
 @options.as_json()
 def quantize(model: str, out: Path, as_json: bool, **choices: Any) -> None:
-    """Quantize a model and save it in a folder, which any --model takes."""
+    """Quantize a model and save it in a folder.
+
+    Every --model takes that folder, and then nothing needs to be quantized again.
+    """
     console.prepare_terminal()
     early.check_names(choices)
     from quasar.commands.quantize import quantize_model

@@ -780,7 +780,7 @@ def test_the_listing_names_kind_name_origin_version_and_status(quasar_command):
     assert head == ["KIND", "NAME", "ORIGIN", "VERSION", "STATUS"]
     assert ["drafter", "ngram", "quasar-decode", quasar.__version__, "ok"] in rows
     assert {row[0] for row in rows} == {*KINDS, "command"}
-    assert missing.startswith("not installed: quasar-native, compiled kernels")
+    assert missing.startswith("not installed: quasar-native (compiled kernels")
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_a_tokenizer_that_only_transformers_finds_is_loaded(tmp_path):
 @pytest.mark.parametrize("dtype", ["int8", "half a byte", torch.int8, "nn"])
 def test_a_dtype_that_no_model_can_have_is_refused(folder, dtype):
     """Before the model is loaded."""
-    with pytest.raises(InvalidRequestError, match=r"is not a floating-point dtype of torch; use float32, bfloat16 or float16"):
+    with pytest.raises(InvalidRequestError, match=r"is not a floating-point dtype; use float32, bfloat16 or float16"):
         load_model(str(folder / "whole"), dtype=dtype)
 
 

@@ -164,7 +164,7 @@ def _as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dt
         return torch.float32 if device.type == "cpu" else "auto"
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise InvalidRequestError(f"dtype={dtype!r} is not a floating-point dtype of torch; use float32, bfloat16 or float16")
+        raise InvalidRequestError(f"dtype={dtype!r} is not a floating-point dtype; use float32, bfloat16 or float16")
     return found
 
 

@@ -253,4 +253,4 @@ def print_plugins(rows: list[dict[str, str | None]]) -> None:
         if row.get("cause"):
             print(f"\n{row['status']}: {row['cause']}")
     if not any(row["origin"] == NATIVE for row in rows):
-        print(f"\nnot installed: {NATIVE}: {NATIVE_GAIN}")
+        print(f"\nnot installed: {NATIVE} ({NATIVE_GAIN})")

@@ -59,7 +59,7 @@ def no_model(monkeypatch):
     def load(*arguments, **options):
         pytest.fail("a model was loaded")
 
-    monkeypatch.setattr("quasar.pipeline.pipeline.load_model", load)
+    monkeypatch.setattr("quasar.checkpoints.models.load_model", load)
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -14,6 +14,7 @@ from test_cli import install_plugin, run_python
 HOOK = "import quasar\n@quasar.hookimpl\ndef quasar_commands():\n    return {}\n"
 HELLO = """
 import click
+from quasar.errors import InvalidRequestError
 
 @click.command(name="another name")
 @click.option("--times", default=1)
@@ -28,10 +29,14 @@ def store():
 def build():
     print("built")
 
+@click.command()
+def fails():
+    raise InvalidRequestError("times=0: give more")
+
 def plain():
     print("called")
 """
-PATHS = {"hello": "acme_inside:hello", "store": "acme_inside:store", "plain": "acme_inside:plain"}
+PATHS = {name: f"acme_inside:{name}" for name in ("hello", "store", "fails", "plain")}
 
 
 @pytest.fixture
@@ -66,6 +71,18 @@ def test_a_command_of_a_plugin_runs_like_any_other(quasar_command, acme, argumen
     assert quasar_command(*arguments) == (0, printed, "")
     status, out, _ = quasar_command("hello", "-h")
     assert (status, out.split("\n")[0]) == (0, "Usage: quasar hello [OPTIONS]")
+
+
+def test_a_command_may_be_given_itself(quasar_command, acme):
+    """As a strategy's class may, in place of its import path."""
+    acme("{'hi': __import__('acme_inside').hello}")
+    assert quasar_command("hi") == (0, "hello \n", "")
+
+
+def test_a_command_s_errors_end_as_ours_do(quasar_command, acme):
+    """One line, and the status of a user's mistake."""
+    acme(PATHS)
+    assert quasar_command("fails") == (2, "", "quasar: times=0: give more\n")
 
 
 def test_listing_commands_imports_none(quasar_command, acme):
@@ -107,10 +124,11 @@ def test_a_command_that_cannot_be_loaded_is_one_line_and_the_others_work(quasar_
     assert quasar_command("plugins")[0] == 0
 
 
-def test_a_hook_that_is_broken_is_told_where_its_command_is_asked_for(quasar_command, acme):
+@pytest.mark.parametrize(("given", "shown"), [("5", "5"), ("len", "<built-in function len>"), ("'acme'", "'acme'")])
+def test_what_is_no_command_is_told_where_it_is_asked_for(quasar_command, acme, given, shown):
     """And by ``quasar plugins``, with what would be right."""
-    acme({"acme": 5})
-    told = "plug-in acme 1.0 [acme]: the factory of command 'acme' is 5, expected a callable or"
+    acme(f"{{'acme': {given}}}")
+    told = f"plug-in acme 1.0 [acme]: command 'acme' is {shown}, expected a click.Command or 'package.module:attribute'"
     status, _, err = quasar_command("acme")
     assert status == 2
     assert err.splitlines()[-1].startswith(f"quasar: no command named 'acme': {told}")

@@ -223,7 +223,12 @@ def _entries(kind: str, hook: str, provided: object, origin: Origin) -> Iterator
 def _check_entry(kind: str, hook: str, name: object, factory: object, origin: Origin) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
         raise PluginError(f"plug-in {origin}: {hook} has the name {name!r}; use letters, digits, '_', '-' and '.'")
-    if not (callable(factory) or (isinstance(factory, str) and re.fullmatch(r"[\w.]+:[\w.]+", factory))):
+    is_path = isinstance(factory, str) and re.fullmatch(r"[\w.]+:[\w.]+", factory)
+    if kind == "command" and not (is_path or hasattr(factory, "make_context")):  # click is not imported for that
+        raise PluginError(
+            f"plug-in {origin}: {kind} {name!r} is {factory!r}, expected a click.Command or 'package.module:attribute'"
+        )
+    if not (is_path or callable(factory)):
         raise PluginError(
             f"plug-in {origin}: the factory of {kind} {name!r} is {factory!r}, expected a callable or "
             "'package.module:attribute'"

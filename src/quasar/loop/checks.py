@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,16 +120,23 @@ def prefill(session: VerifySession, max_rows: int | None = None) -> int:
     return prefillable.pending
 
 
-@contextmanager
-def faults_of(strategy: object, method: str) -> Iterator[None]:
+class faults_of:  # noqa: N801 - reads as what it does, in a ``with`` statement
     """Name the strategy whose method raised something that is neither an error of ours nor a lack of memory."""
-    try:
-        yield
-    except (QuasarError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        name = f"{type(strategy).__name__}.{method}"
-        raise PluginError(f"{name} raised {type(error).__name__}: {error}") from error
+
+    __slots__ = ("_method", "_strategy")
+
+    def __init__(self, strategy: object, method: str) -> None:
+        self._strategy, self._method = strategy, method
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None or isinstance(error, (QuasarError, MemoryError, torch.OutOfMemoryError)):
+            return
+        if isinstance(error, Exception):
+            name = f"{type(self._strategy).__name__}.{self._method}"
+            raise PluginError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
 def checked_draft(draft: Draft, max_tokens: int, session: DraftSession, verifier: Verifier) -> Draft:
@@ -177,20 +183,28 @@ def _shown(given: object) -> str:
     return f"of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else f"of type {type(given).__name__}"
 
 
-@contextmanager
-def naming(verifier: Verifier, raw: Verification) -> Iterator[None]:
+class naming:  # noqa: N801 - as above
     """Where no token can be chosen from a row of the target's own logits, say whose they are.
 
     Raises:
         NumericalError: A row that was reached holds NaN or +inf, or nothing but -inf.
     """
-    try:
-        yield
-    except NoTokenError as error:
-        rows = HostRows(raw.logits)
+
+    __slots__ = ("_raw", "_verifier")
+
+    def __init__(self, verifier: Verifier, raw: Verification) -> None:
+        self._verifier, self._raw = verifier, raw
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, NoTokenError):
+            return
+        rows = HostRows(self._raw.logits)
         row = next((i for i in range(len(rows)) if not is_choosable(rows[i])), 0)
         raise NumericalError(
-            f"{type(verifier).__name__} returned logits whose largest value is {error.largest} in row {row} of "
+            f"{type(self._verifier).__name__} returned logits whose largest value is {error.largest} in row {row} of "
             f"{len(rows)}: no token can be chosen from them (non-finite weights, or float16 overflow?)"
         ) from error
 

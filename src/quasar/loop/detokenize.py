@@ -15,6 +15,9 @@ from typing import Any
 _BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
+_LONGEST_WINDOW = 8
+"""Tokens that are decoded anew at most, where all of them have rendered: moving the window costs a decoding itself."""
+
 
 def decode_tokens(tokenizer: Any, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
     """The one way in which Quasar turns token ids into text: no white space is tidied up."""
@@ -88,11 +91,12 @@ class IncrementalText:
     def _settle(self, in_window: str) -> None:
         self._settled_text += self._tail
         self._tail, self._stable_in_tail = "", 0
-        # The window must begin with a token that shows: decoders may strip the space that a text begins with.
-        narrower = self._decoded(self._settled)
-        if narrower:
-            self._window = self._settled
-        self._settled, self._settled_in_window = len(self._token_ids), narrower or in_window
+        if len(self._token_ids) - self._window >= _LONGEST_WINDOW:
+            # The window must begin with a token that shows: decoders may strip the space that a text begins with.
+            narrower = self._decoded(self._settled)
+            if narrower:
+                self._window, in_window = self._settled, narrower
+        self._settled, self._settled_in_window = len(self._token_ids), in_window
 
     def _decoded(self, begin: int) -> str:
         token_ids = self._token_ids[begin:]

@@ -34,25 +34,35 @@ class HostRows:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self._arrays: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, number: int) -> NDArray[Any]:
-        if isinstance(self._rows, Tensor) and self._rows.device.type != "cpu":
-            self._rows = self._rows.detach().cpu()
-        return as_array(self._rows[number])
+        if not isinstance(self._rows, Tensor):
+            return as_array(self._rows[number])
+        if self._arrays is None:
+            self._arrays = _stored(self._rows)
+        return _widened(self._arrays[number], self._rows.dtype)
 
 
 def as_array(row: Tensor) -> NDArray[Any]:
     """A ``[V]`` row in float64 if that is its dtype, and otherwise in float32, with the same values; maybe a view."""
-    row = row.detach()
-    if row.device.type != "cpu":
-        row = row.cpu()
-    if row.dtype == torch.bfloat16:  # which numpy lacks: the upper half of a float32
-        return (row.view(torch.int16).numpy().astype(np.uint32) << np.uint32(16)).view(np.float32)
-    array: NDArray[Any] = row.numpy()
-    return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
+    return _widened(_stored(row), row.dtype)
+
+
+def _stored(rows: Tensor) -> NDArray[Any]:
+    """The memory of rows of any shape, on the host; bfloat16, which numpy lacks, as integers of 16 bits."""
+    rows = rows.detach().cpu()
+    array: NDArray[Any] = (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
+    return array
+
+
+def _widened(stored: NDArray[Any], dtype: torch.dtype) -> NDArray[Any]:
+    if dtype == torch.bfloat16:  # the upper half of a float32
+        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return stored if stored.dtype == np.float64 else stored.astype(np.float32, copy=False)
 
 
 def best_place(row: NDArray[Any]) -> int:

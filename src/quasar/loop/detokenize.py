@@ -67,15 +67,26 @@ class IncrementalText:
 
     def append(self, token_id: int) -> None:
         """Take in the next token."""
+        self._take((token_id,))
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Take in the next tokens: the same text, decoded once, unless a run of byte-fallback tokens may end in it."""
+        if any(map(self._is_byte_fallback, token_ids)):
+            for token_id in token_ids:
+                self.append(token_id)
+        elif token_ids:
+            self._take(token_ids)
+
+    def _take(self, token_ids: Sequence[int]) -> None:
         self._length_before = len(self._settled_text) + self._stable_in_tail
-        self._token_ids.append(token_id)
+        self._token_ids.extend(token_ids)
         in_window = self._decoded(self._window)
         tail = in_window[len(self._settled_in_window) :]
         # A token that shows nothing, such as a special one, does not end a run of bytes either.
         if tail == self._tail:
             return
         self._tail = tail
-        if self._is_byte_fallback(token_id):
+        if self._is_byte_fallback(token_ids[-1]):
             return
         self._stable_in_tail = len(self._tail) - self._tail.endswith(_REPLACEMENT)
         if self._stable_in_tail == len(self._tail):

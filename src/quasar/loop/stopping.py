@@ -66,16 +66,19 @@ class Stopping:
     def truncate(self, token_ids: Iterable[int]) -> Emission:
         """Take in the tokens of one step and return those that are output, with the reason if this ends it."""
         emitted: list[int] = []
+        reason = None
         for token_id in token_ids:
             emitted.append(token_id)
             reason = self._reason_to_end_at(token_id)
             if reason is not None:
-                return Emission(tuple(emitted), reason)
-        return Emission(tuple(emitted))
+                break
+        if self._text is not None and self._stop is None:
+            self._text.extend(emitted)
+        return Emission(tuple(emitted), reason)
 
     def _reason_to_end_at(self, token_id: int) -> FinishReason | None:
         self._token_ids.append(token_id)
-        if self._text is not None:
+        if self._text is not None and self._stop is not None:
             self._text.append(token_id)
         if token_id in self._eos_token_ids:
             return "eos"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quasar.errors import InvalidRequestError, UnsupportedModelError
@@ -28,7 +28,6 @@ def test_where_a_prompt_is_cut_changes_no_bit():
     cuts = 0
 
     @given(st.integers(1, 40), st.lists(st.integers(1, 30), max_size=6), st.integers(0, 5))
-    @settings(max_examples=60)
     def check(length: int, rows: list[int], k: int) -> None:
         nonlocal cuts
         prompt, draft = random_prompt(length, seed=length), Draft(random_prompt(5, seed=k)[:k])
@@ -62,7 +61,6 @@ def test_a_restarted_session_says_what_a_new_one_says():
     kept = 0
 
     @given(st.integers(1, 30), st.integers(0, 30), st.integers(0, 9), st.integers(0, 3), st.booleans())
-    @settings(max_examples=60)
     def check(length: int, common: int, tail: int, k: int, fill: bool) -> None:
         nonlocal kept
         prompt = random_prompt(length, seed=length)

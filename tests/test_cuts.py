@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     LogitsProcessorList,
@@ -20,6 +20,7 @@ from transformers import (
 import quasar.loop.cuts as cuts_module
 from quasar.loop.cuts import Cuts
 from quasar.loop.sampling import Sampling
+from quasar.testing.running import examples
 
 INF = float("inf")
 
@@ -76,7 +77,7 @@ def test_what_is_kept_is_what_the_warpers_keep():
         seen["by warpers"] += 1
         return by_warpers(self, row)
 
-    @settings(max_examples=600)
+    @examples(400)
     @given(rows(), some_cuts())
     def check(row: np.ndarray, cuts: Cuts) -> None:
         seen["all"] += 1

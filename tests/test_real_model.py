@@ -17,7 +17,7 @@ from quasar.verifiers import causal_lm_session
 
 pytestmark = pytest.mark.real_model
 
-N = 48
+N = 36
 PROMPTS = [
     "What is the capital of France?",
     "Write a Python function that adds two numbers, and one that multiplies them.",

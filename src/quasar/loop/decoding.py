@@ -100,7 +100,8 @@ class PlainDecoding:
             verification: What they were chosen from.
         """
         emission = self.stopping.truncate(token_ids)
-        self.verifying.commit(emission.token_ids)
+        with self.stats.verifying:
+            self.verifying.commit(emission.token_ids)
         self.processing.commit(emission.token_ids)
         self.sampling = self.sampling.at(self.sampling.position + len(emission.token_ids))
         self.finish_reason = emission.finish_reason
@@ -189,7 +190,7 @@ class Decoding(PlainDecoding):
                 judged = self.policy.decide(draft, verification, self.sampling)
             verdict = checked_verdict(judged, draft, verification, self.policy, self.verifier)
         step = self.advance(verdict.committed(draft), verification)
-        with faults_of(self.drafter, "commit"):
+        with self.stats.drafting, faults_of(self.drafter, "commit"):
             self.drafting.commit(step.emission.token_ids, verification)
         self.stats.record(draft, verdict, step.emission)
         return step

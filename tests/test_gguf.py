@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from transformers import modeling_gguf_pytorch_utils as loading
 
 from gguf_files import apart, write_gguf
 from quasar import Pipeline
@@ -271,16 +272,16 @@ def test_a_loader_that_does_more_than_to_move_rows_is_noticed(monkeypatch, llama
     """A version of transformers to come, say: in sight of the row numbers, or else by the values."""
 
     def loader_that(change):
-        class Changed(gguf_file._loading.TensorProcessor):
+        class Changed(loading.TensorProcessor):
             def process(self, weights, name, **kwargs):
-                return gguf_file._loading.GGUFTensor(change(weights), name, {})
+                return loading.GGUFTensor(change(weights), name, {})
 
         return {"llama": Changed}
 
-    monkeypatch.setattr(gguf_file._loading, "TENSOR_PROCESSORS", loader_that(lambda weights: weights.cumsum(axis=1)))
+    monkeypatch.setattr(loading, "TENSOR_PROCESSORS", loader_that(lambda weights: weights.cumsum(axis=1)))
     with pytest.raises(UnsupportedModelError, match=r"changes blk\.0\.attn_q\.weight .* exclude=model\.layers\.0"):
         GgufQuantizer().quantize(llama)
-    monkeypatch.setattr(gguf_file._loading, "TENSOR_PROCESSORS", loader_that(lambda weights: weights[:, ::-1]))
+    monkeypatch.setattr(loading, "TENSOR_PROCESSORS", loader_that(lambda weights: weights[:, ::-1]))
     with pytest.raises(InvalidRequestError, match="values differ"):
         GgufQuantizer().quantize(llama)
 
@@ -288,8 +289,8 @@ def test_a_loader_that_does_more_than_to_move_rows_is_noticed(monkeypatch, llama
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "bloom"])
 def test_an_outline_has_the_names_that_the_whole_model_has(family):
     """transformers finds the same layers by it; Bloom's only in the module below the top."""
-    model, processor = tiny(family), gguf_file._loading.TensorProcessor()
-    whole = gguf_file._loading.get_gguf_hf_weights_map(model, processor)
+    model, processor = tiny(family), loading.TensorProcessor()
+    whole = loading.get_gguf_hf_weights_map(model, processor)
     assert gguf_file.weights_map(model, processor) == whole
     assert sum(name.startswith("blk.1.") for name in whole) >= 6
 

@@ -59,6 +59,11 @@ def pipeline(target, drafting, tokenizer=None, **options) -> Pipeline:
 def watch_drafts(monkeypatch, pipe) -> list[Draft]:
     """What the drafter of the pipeline proposes from now on, with asserts on its cache after every step."""
     drafts, start = [], pipe.drafter.start
+    caches, start_inner = [], pipe.drafter.verifier.start
+
+    def start_watched(*arguments):
+        caches.append(start_inner(*arguments))
+        return caches[-1]
 
     def watched(prompt_ids, sampling, target):
         session, committed = start(prompt_ids, sampling, target), len(prompt_ids)
@@ -67,7 +72,7 @@ def watch_drafts(monkeypatch, pipe) -> list[Draft]:
         def proposing(max_tokens):
             drafts.append(propose(max_tokens))
             if len(drafts[-1]):  # all that is committed and drafted, but the last
-                assert session._inner.verifying.cached_length == committed + len(drafts[-1]) - 1
+                assert caches[-1].cached_length == committed + len(drafts[-1]) - 1
             return drafts[-1]
 
         def committing(token_ids, verification):
@@ -78,6 +83,7 @@ def watch_drafts(monkeypatch, pipe) -> list[Draft]:
         session.propose, session.commit = proposing, committing
         return session
 
+    monkeypatch.setattr(pipe.drafter.verifier, "start", start_watched)
     monkeypatch.setattr(pipe.drafter, "start", watched)
     return drafts
 

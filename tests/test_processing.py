@@ -38,7 +38,7 @@ from quasar.policies.typical import TypicalPolicy
 from quasar.testing.fakes import TableLM, scripted
 from quasar.testing.models import greedy, random_prompt, tiny
 from quasar.testing.running import examples
-from quasar.types import Draft, Verdict, Verification
+from quasar.types import EMPTY_DRAFT, Draft, Verdict, Verification
 from strategies import Case, cases
 from test_decode import run, tokens_of
 from toys import LooksAhead
@@ -137,8 +137,10 @@ def test_a_processor_sees_every_committed_token_once_and_no_rejected_one():
     processing.commit([1, 7])  # one accepted, then the residual
     processing.apply(logits, Draft([4, 4, 4]))
     processing.commit([4, 4, 4, 8])
-    (kept,) = processing._processors
-    assert kept.counts == Counter({5: 1, 1: 1, 7: 1, 4: 3})
+    (scores,) = processing.apply(Verification(torch.zeros(1, 9)), EMPTY_DRAFT).logits
+    assert Counter({token_id: -int(score) // 3 for token_id, score in enumerate(scores) if score}) == Counter(
+        {5: 1, 1: 1, 7: 1, 4: 3, 8: 1}
+    )
     assert mine.calls == 0
 
 
@@ -165,21 +167,21 @@ def test_the_shorthands_are_those_of_transformers(family, settings):
         assert (result.stats["accepted_tokens"] > 0) == (bad != 1)
 
 
-class FedRejectedTokens(Processing):
+class FedRejectedTokens:
     """Planted bug: one shared processor runs over the whole draft."""
+
+    def __init__(self, prompt_ids, processor):
+        self.token_ids, self.processor = [*prompt_ids], processor
 
     def apply(self, verification: Verification, draft: Draft) -> Verification:
         rows = []
         for i in range(len(draft) + 1):
-            input_ids = self._followed_by(draft.token_ids[:i]).unsqueeze(0)
-            scores = verification.logits[i : i + 1]
-            for processor in self._processors:
-                scores = processor(input_ids, scores)
-            rows.append(scores)
+            input_ids = torch.tensor([[*self.token_ids, *draft.token_ids[:i]]])
+            rows.append(self.processor(input_ids, verification.logits[i : i + 1]))
         return Verification(torch.cat(rows))
 
     def commit(self, token_ids):
-        self._token_ids = self._followed_by(token_ids)
+        self.token_ids += token_ids
 
 
 def test_a_shared_state_would_be_found():
@@ -198,7 +200,7 @@ def test_a_shared_state_would_be_found():
                 policy=LooksAhead(),
                 sampling=Sampling(),
                 stopping=Stopping(case.max_new_tokens),
-                processing=FedRejectedTokens(case.prompt_ids, [PenalisesWhatItCounted()]),
+                processing=FedRejectedTokens(case.prompt_ids, PenalisesWhatItCounted()),
                 stats=DecodeStats(),
             )
         )
@@ -325,10 +327,11 @@ class HoldsModels:
     def __init__(self, model: nn.Module) -> None:
         self.model, self.inside = model, {"several": [(model, "x")]}
         self.method, self.partial = model.forward, functools.partial(model.forward, 1)
+        self.given = id(model)
 
     def __call__(self, input_ids, scores):
         held = (self.model, self.inside["several"][0][0], self.method.__self__, self.partial.func.__self__)
-        assert len({id(model) for model in held}) == 1
+        assert {id(model) for model in held} == {self.given}
         assert not torch.is_grad_enabled()
         return scores + self.model.weight
 
@@ -337,10 +340,10 @@ def test_a_model_inside_a_processor_is_shared_and_runs_without_gradients():
     """Every copy has the caller's own model, and what it computes holds no graph."""
     model = nn.Linear(9, 1)
     processing = Processing([1], [HoldsModels(model)])
-    verification = processing.apply(Verification(torch.zeros(3, 9)), Draft([1, 2]))
-    assert not verification.logits.requires_grad
-    processing.commit([1, 2, 3])
-    assert processing._processors[0].model is model
+    for _ in range(2):  # by the copies that the first step made, too
+        verification = processing.apply(Verification(torch.zeros(3, 9)), Draft([1, 2]))
+        assert [row.requires_grad for row in verification.rows] == [False] * 3
+        processing.commit([1, 2, 3])
 
 
 class CannotBeCopiedTwice:

@@ -17,7 +17,7 @@ from quasar.quantizers.w8a8.quantizer import W8A8Quantizer
 from quasar.testing.models import FAMILIES, tiny
 from quasar.types import Draft
 from quasar.verifiers.causal_lm import CausalLMVerifier
-from quasar_native import families
+from quasar_native import _native, families
 from quasar_native.architecture import Architecture
 from quasar_native.verifier import NativeVerifier
 
@@ -170,8 +170,8 @@ def test_a_detail_that_was_missed_is_found_by_trying(monkeypatch, family, wrong)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_wrong_frequencies_are_found_by_trying(monkeypatch, quantized):
     """Also where rounding to integers excuses small differences."""
-    plain = Architecture._add_rope
-    monkeypatch.setattr(Architecture, "_add_rope", lambda self, kind, f, scaling: plain(self, kind, f * 0.5, scaling))
+    plain = _native.ModelBuilder.add_rope
+    monkeypatch.setattr(_native.ModelBuilder, "add_rope", lambda self, f, scaling: plain(self, f * 0.5, scaling))
     model = tiny("llama")
     assert "rounding explains" in reason_of(W8A8Quantizer().quantize(model).model if quantized else model)
 

@@ -23,16 +23,19 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Divide the tests among processes (``-n 2 --dist loadgroup``): one runs all of the real model, and loads it once.
+    """Divide the tests among processes (``-n 2 --dist loadgroup``): those of a function stay together.
 
-    It begins with them, for they take longest. Of the others, those of one function stay together.
+    Those of the real model are two groups, each in one process, which loads the model once. Quasar's own come first,
+    for they take longest; the plug-ins' stay in their place, for two at a time wait for each other's memory.
     """
     if not config.pluginmanager.hasplugin("xdist"):
         return
-    items.sort(key=lambda item: item.get_closest_marker("real_model") is None)
+    first = "real model of tests"
     for item in items:
         real = item.get_closest_marker("real_model") is not None
-        item.add_marker(pytest.mark.xdist_group("smollm2" if real else item.nodeid.split("[")[0]))
+        folder, function = item.nodeid.split("/")[0], item.nodeid.split("[")[0]
+        item.add_marker(pytest.mark.xdist_group(f"real model of {folder}" if real else function))
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args != (first,))
 
 
 @pytest.fixture(scope="session")

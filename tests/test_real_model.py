@@ -12,20 +12,21 @@ from quasar import Pipeline
 from quasar.pipeline.prompts import encode_prompt
 from quasar.registry.registry import default_registry
 from quasar.testing.fakes import scripted
+from quasar.testing.running import examples
 from quasar.types import Draft
 from quasar.verifiers import causal_lm_session
 
 pytestmark = pytest.mark.real_model
 
-N = 36
+N = 24
 PROMPTS = [
     "What is the capital of France?",
     "Write a Python function that adds two numbers, and one that multiplies them.",
-    "Repeat this sentence five times: The quick brown fox jumps over the lazy dog.",
     "List the days of the week, each with a short description.",
     "Übersetze ins Englische: Der Himmel ist blau und die Sonne scheint.",
+    "Repeat this sentence five times: The quick brown fox jumps over the lazy dog.",
     [{"role": "system", "content": "You answer in one word."}, {"role": "user", "content": "Is water wet?"}],
-]
+][: examples(4).max_examples]
 TEXT = """\
 The old lighthouse stood at the end of the pier, where the river met the sea. Every evening the keeper climbed the
 narrow stairs, cleaned the great lens, and lit the lamp. On clear nights its light could be seen from twenty miles
@@ -83,8 +84,8 @@ def test_long_drafts_that_are_accepted_change_no_token(targets, references, quan
         assert result.token_ids == reference.token_ids
         lengths.append((len(result.token_ids), result.stats["mean_acceptance_length"]))
     long = [accepted for n, accepted in lengths if n == N]
-    assert len(long) >= 3
-    assert all(accepted == 12 if bad == 0 else accepted > 4 for accepted in long)
+    assert len(long) >= 2
+    assert all(accepted == 12 if bad == 0 else accepted > 3 for accepted in long)
 
 
 @pytest.mark.parametrize("quantizer", ["w8a8", "none"])
@@ -141,7 +142,7 @@ def text_ids(smollm2) -> list[int]:
 
 def hidden_states(verifier, text_ids: list[int], width: int, n: int = 16) -> torch.Tensor:
     """``[n, D]`` last hidden states of the last n tokens of the text, ``width`` at a time."""
-    session = verifier.start(text_ids[:-n], frozenset({"hidden:-1"}))
+    session = verifier.start(text_ids[-4 * n : -n], frozenset({"hidden:-1"}))
     rows, tokens = [], text_ids[-n:]
     for begin in range(0, n, width):
         window = tokens[begin : begin + width]

@@ -13,11 +13,12 @@ from quasar.drafters.nested import NestedDrafter
 from quasar.drafters.none import EmptyDrafter
 from quasar.loop.sampling import Sampling
 from quasar.pipeline.pipeline import Pipeline
+from quasar.testing.running import examples
 from quasar.types import Verification
 
 TARGET, INNER = (0.5, 0.5), (0.9, 0.1)
 LENGTH = 3
-N = 2500
+N = examples(1000).max_examples
 CRITICAL = 35.0
 """Of chi-square with 7 degrees of freedom: a false alarm in 10**5 runs, and the seeds are fixed."""
 

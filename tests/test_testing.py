@@ -8,6 +8,7 @@ import sys
 import attrs
 import pytest
 import torch
+from hypothesis import Phase, settings
 from torch import nn
 
 from quasar.drafters.ngram import NgramDrafter, NgramSession
@@ -31,6 +32,7 @@ from quasar.testing import (
 )
 from quasar.testing.chi_square import check_frequencies, critical_value
 from quasar.testing.fakes import TableSession
+from quasar.testing.test_conformance import subjects_of
 from quasar.types import Draft, Quantized, Verdict, Verification
 from quasar.weights.layers import check_finite, linear_layers, replace_module, structure_copy
 
@@ -645,6 +647,17 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def as_found():
+    """Failures are reported as they were found: to make them smaller takes longer than to find them."""
+    profile = settings.get_current_profile_name()
+    settings.register_profile("as found", settings.get_profile(profile), phases=[Phase.generate])
+    settings.load_profile("as found")
+    yield
+    settings.load_profile(profile)
+
+
+@pytest.mark.usefixtures("as_found")
 @pytest.mark.parametrize(("check", "faulty_one", "message"), CASES)
 def test_a_check_finds_the_planted_bug(check, faulty_one, message):
     """Each by the rule that it breaks."""
@@ -749,11 +762,17 @@ def test_hook_pytest_checks_one_spec_and_fails_where_it_is_broken(tmp_path):
         ("kernel=torch", "there is no check of a kernel"),
     ],
 )
-def test_hook_pytest_refuses_what_it_cannot_check(tmp_path, what, message):
+def test_hook_pytest_refuses_what_it_cannot_check(what, message):
     """Usage errors, with what would do."""
-    run = run_pytest("--quasar-check", what, cwd=tmp_path)
-    assert run.returncode not in (0, 1)
-    assert message in run.stdout + run.stderr
+    with pytest.raises(pytest.UsageError, match=message):
+        list(subjects_of(what))
+
+
+def test_hook_pytest_ends_with_the_status_of_a_usage_error(tmp_path):
+    """Not with that of a failed test, or of none."""
+    run = run_pytest("--quasar-check", "kernel=torch", cwd=tmp_path)
+    assert run.returncode not in (0, 1, pytest.ExitCode.NO_TESTS_COLLECTED)
+    assert "--quasar-check kernel=torch: there is no check of a kernel" in run.stdout + run.stderr
 
 
 def test_correct_and_unusual_strategies_are_not_refused():

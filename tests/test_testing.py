@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import attrs
 import pytest
@@ -694,6 +696,15 @@ def test_a_signature_that_does_not_fit_is_named_before_anything_is_tried():
 def test_verifiers_over_other_models_pass_too(family, dtype):
     """Sliding windows, learnt positions, attention that cannot be replaced."""
     check_verifier("causal_lm", tiny(family, dtype=dtype), examples=8)
+
+
+def test_properties_ask_for_examples_so_that_a_profile_can_multiply_them():
+    """With ``examples(n)``; a number of one's own is the same in every profile."""
+    root = Path(__file__).resolve().parent.parent
+    paths = [*root.glob("tests/*.py"), *root.glob("plugins/*/tests/*.py")]
+    files = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    assert {"test_testing.py", "test_awq_quantizer.py"} <= files.keys()
+    assert [name for name, source in files.items() if re.search(r"max_examples\s*=", source)] == []
 
 
 def test_frequencies_are_judged_rarely_wrong_and_never_generously():

@@ -302,9 +302,9 @@ TEXTS = (
 @pytest.mark.real_model
 @pytest.mark.parametrize("bits", [3, 4])
 def test_a_real_model_stays_nearer_to_itself_than_by_rounding_to_nearest(smollm2, bits):
-    """SmolLM2: the divergence of its next tokens, on texts that the calibration does not have."""
+    """SmolLM2, four blocks: the divergence of its next tokens, on texts that the calibration does not have."""
     model, tokenizer = smollm2.model, smollm2.tokenizer
-    calibration = [torch.tensor([tokenizer(prompt).input_ids]) for prompt in own_prompts()]
+    calibration = [torch.tensor([tokenizer(prompt).input_ids[:16]]) for prompt in own_prompts()]
 
     @torch.no_grad()
     def log_probs(target):
@@ -313,7 +313,7 @@ def test_a_real_model_stays_nearer_to_itself_than_by_rounding_to_nearest(smollm2
 
     full, divergence = log_probs(model), {}
     for grid in (0, 6):
-        quantizer = AwqQuantizer(bits=bits, group=64, grid=grid, samples=128)
+        quantizer = AwqQuantizer(bits=bits, group=64, grid=grid, samples=128, include="model.layers.1[0-3].*")
         other = log_probs(quantizer.quantize(model, calibration).model)
         divergence[grid] = float((full.exp() * (full - other)).sum(-1).mean())
-    assert divergence[6] < 0.75 * divergence[0]
+    assert divergence[6] < 0.6 * divergence[0]

@@ -45,7 +45,7 @@ def test_a_session_says_what_plain_decoding_says_after_any_history(target):
     verifier = TARGETS[target]()
     drafter = DRAFTERS[target](verifier) if target in DRAFTERS else None
     machine = session_machine(verifier, drafter)
-    run_state_machine_as_test(machine, settings=settings(run_settings(25), stateful_step_count=20))
+    run_state_machine_as_test(machine, settings=settings(run_settings(20), stateful_step_count=20))
     events = ["verified", "committed", "kept several", "rolled back", "abandoned", "interleaved"]
     events += ["restarted"] if target != "table" else []
     events += ["proposed"] if drafter is not None else []

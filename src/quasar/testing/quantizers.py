@@ -95,20 +95,23 @@ def check_on_model(subject: _Subject) -> None:
     before = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
     settings, described = _settings_of(subject.model), subject.quantizer.describe()
     with global_random_state_kept(subject.who):
-        quantized = subject.quantized()
+        made = subject.made(subject.calibration)
+    quantized = made.model
     _check_unchanged(subject, before)
     for what, value in _settings_of(subject.model).items():
         require(value == settings[what], f"{subject.who} changed the {what} of the model that it was given")
     _check_sharing(subject, quantized)
-    for name, full, layer in replaced_layers(subject.model, quantized):
+    replaced = list(replaced_layers(subject.model, quantized))
+    for name, full, layer in replaced:
         check_layer(subject, name, full, layer)
     _check_logits(subject, quantized)
     _check_rows_of_the_model(subject, quantized)
     _check_second_time(subject, quantized)
     _check_defaults(subject, quantized)
-    _check_description(subject, described)
+    _check_description(subject, described, made.report)
     _check_without_calibration(subject)
-    _check_non_finite(subject, before)
+    if replaced:
+        _check_non_finite(subject, before, replaced[len(replaced) // 2][0])
 
 
 def replaced_layers(model: nn.Module, quantized: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
@@ -257,13 +260,13 @@ def _check_without_calibration(subject: _Subject) -> None:
         subject.made(None)
 
 
-def _check_description(subject: _Subject, before: Mapping[str, Any]) -> None:
+def _check_description(subject: _Subject, before: Mapping[str, Any], report: Mapping[str, Any]) -> None:
     """It and the report can be written as JSON, and quantizing leaves nothing of a model in the description.
 
     Args:
         before: The description before anything of this model was quantized.
+        report: What was said of this model.
     """
-    report = subject.made(subject.calibration).report
     for what, said in (("describe()", before), ("the report", report)):
         try:
             json.dumps(said)
@@ -276,12 +279,8 @@ def _check_description(subject: _Subject, before: Mapping[str, Any]) -> None:
 
 
 @torch.no_grad()
-def _check_non_finite(subject: _Subject, before: Mapping[str, Tensor]) -> None:
-    """A NaN in any layer that it quantizes is refused by the layer's name, and the model is left as it was."""
-    names = [name for name, _, _ in replaced_layers(subject.model, subject.quantized())]
-    if not names:
-        return
-    name = names[len(names) // 2]
+def _check_non_finite(subject: _Subject, before: Mapping[str, Tensor], name: str) -> None:
+    """A NaN in a layer that it quantizes, ``name``, is refused by that name, and the model is left as it was."""
     weight: Tensor = subject.model.get_submodule(name).weight  # type: ignore[assignment]
     for value in (float("nan"), float("inf")):
         kept = weight[0, 0].clone()

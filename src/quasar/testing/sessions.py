@@ -44,16 +44,25 @@ class PlainDecoding:
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
         self._rows: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
+        self._last: tuple[tuple[int, ...], tuple[int, ...], VerifySession] | None = None
 
     def row(self, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> Tensor:
         """``[V]`` logits after ``token_ids``, committed one by one to a session of ``prompt``."""
         if (prompt, token_ids) not in self._rows:
-            session = start_verifying(self._verifier, list(prompt), frozenset())
-            for n in range(len(token_ids) + 1):
-                self._rows[prompt, token_ids[:n]] = session.verify(EMPTY_DRAFT).logits[0].clone()
-                if n < len(token_ids):
-                    session.commit([token_ids[n]])
+            self._decode(prompt, token_ids)
         return self._rows[prompt, token_ids]
+
+    def _decode(self, prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> None:
+        """With the session that decoded last, if what it said is the beginning of this."""
+        if self._last is not None and self._last[0] == prompt and token_ids[: len(self._last[1])] == self._last[1]:
+            _, said, session = self._last
+        else:
+            said, session = (), start_verifying(self._verifier, list(prompt), frozenset())
+            self._rows[prompt, ()] = session.verify(EMPTY_DRAFT).logits[0].clone()
+        for n in range(len(said), len(token_ids)):
+            session.commit([token_ids[n]])
+            self._rows[prompt, token_ids[: n + 1]] = session.verify(EMPTY_DRAFT).logits[0].clone()
+        self._last = prompt, token_ids, session
 
 
 def check_row(verifier: Verifier, row: Tensor, expected: Tensor, what: str, *, tolerance: float | None = None) -> None:
